@@ -1,0 +1,32 @@
+"""Train an existing Keras model on N replicas exactly as on one device.
+
+Importing this package doesn't import TensorFlow; using a public name does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_mirror.fitter import MirroredFitter
+    from keras_mirror.verify import EquivalenceReport
+
+__version__ = "0.1.0"
+__all__ = ["EquivalenceReport", "MirroredFitter", "__version__"]
+
+_HOMES = {"MirroredFitter": "keras_mirror.fitter", "EquivalenceReport": "keras_mirror.verify"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'keras_mirror' has no attribute {name!r}")
+    from keras_mirror import requirements
+
+    requirements.check()
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,327 @@
+"""The engine of one model: attached to the user's own instance, it makes Keras's `fit` run on N replicas."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_mirror.engine import added_losses, data, loop
+from keras_mirror.engine.step import BuildStep
+from keras_mirror.seams import gate, install, keras3
+from keras_mirror.seams import tensorflow as tf_seams
+
+ATTRIBUTE = "_keras_mirror_engine"
+
+
+class Engine:
+    """What one model needs to train on the replicas of a strategy.
+
+    Args:
+        model: the user's model, made in the strategy's scope.
+        strategy: a synchronous strategy with a copy of each variable per replica.
+        seed: fixes the order of shuffled arrays; None draws one for each fit from Python's generator.
+        batch: what fit's `batch_size` counts, "global" or "per_replica".
+    """
+
+    def __init__(
+        self, model: keras.Model, strategy: tf.distribute.Strategy, *, seed: int | None = None, batch: str = "global"
+    ) -> None:
+        self.model = model
+        self.strategy = strategy
+        self.replicas: int = strategy.num_replicas_in_sync
+        self.local_replicas = tf_seams.local_replica_count(strategy)
+        self.seed = seed
+        self.batch = batch
+        self.step_sums = False
+        self.accumulates_locally = False
+        self.whole_batch_losses: dict[int, Any] = {}
+        self.sums_added: set[tuple[str, int]] = set()
+        self._fits = 0
+        self._traced_steps: set[str] = set()
+        self._seeds: Any = None
+        self._feeding = threading.local()
+
+    # -- attaching
+
+    def attach(self) -> None:
+        """Puts the engine's functions on the instance; the model's class stays the user's."""
+        install()
+        model = self.model
+        own = {
+            "compile": self._compile,
+            "fit": self._fit,
+            "evaluate": self._evaluate,
+            "predict": self._predict,
+            "train_on_batch": self._on_batch,
+            "test_on_batch": self._on_batch,
+            "predict_on_batch": self._predict_on_batch,
+            "get_compile_config": self._get_compile_config,
+        }
+        for name, function in own.items():
+            original = getattr(model, name)
+            vars(model)[name] = functools.wraps(original)(functools.partial(function, original))
+        vars(model).update(
+            {
+                ATTRIBUTE: self,
+                "make_train_function": functools.partial(loop.make_train_function, self),
+                "make_test_function": functools.partial(loop.make_test_function, self),
+                "make_predict_function": functools.partial(loop.make_predict_function, self),
+                "_maybe_symbolic_build": self._build_for_keras,
+            }
+        )
+        model.train_function = model.test_function = model.predict_function = None
+        # With the default strategy Keras's loop delivers whole global batches, whatever scope fit is called in.
+        keras3.use_strategy(model, _default_strategy())
+        self.adopt()
+
+    # -- objects of the user's
+
+    def adopt(self, *more: Any) -> None:
+        """Moves optimizers and metrics made outside the scope into it, in place, and makes optimizers local.
+
+        Args:
+            *more: nests that may hold optimizers or metrics, beside the model's own.
+
+        Raises:
+            ValueError: an optimizer was built for variables of another model.
+        """
+        found = [*self._optimizers(), *(o for o in keras.tree.flatten(more) if keras3.is_optimizer(o))]
+        known = {id(v) for v in self.model.variables}
+        for optimizer in _with_inner(found):
+            strangers = [v for v in keras3.optimizer_variables_of(optimizer) if id(v) not in known]
+            if strangers and self.model.built:
+                raise ValueError(
+                    f"compile: the optimizer {optimizer.name!r} ({type(optimizer).__name__}) was already used to train"
+                    f" another model (it holds state for {_path(strangers[0])!r}).\n"
+                    "An optimizer belongs to one model: pass a new one, e.g."
+                    f" {type(optimizer).__name__}.from_config(optimizer.get_config())."
+                )
+            for variable in optimizer.variables:
+                keras3.move_into(variable, self.strategy)
+                tf_seams.make_local(keras3.raw_variable(variable))
+            keras3.bind_optimizer(optimizer, self.strategy)
+        for variable in self.model.trainable_variables:
+            tf_seams.make_local(keras3.raw_variable(variable))
+        metrics = [m for m in keras.tree.flatten(more) if isinstance(m, keras.metrics.Metric)]
+        for metric in [*metrics, *self._metrics()]:
+            for variable in metric.variables:
+                keras3.move_into(variable, self.strategy)
+        keras3.observe_results(_with_parts(self._metrics()))
+
+    def _optimizers(self) -> list[Any]:
+        return [v for v in vars(self.model).values() if keras3.is_optimizer(v)]
+
+    def _metrics(self) -> list[Any]:
+        return list(self.model.metrics)
+
+    def metric_variables(self) -> list[Any]:
+        """Every variable of every metric of the model, once."""
+        return list({id(v): v for v in self.model.metrics_variables}.values())
+
+    def state_written(self, written: Iterable[Any]) -> list[Any]:
+        """Those of the written variables that belong to the model's state: no metric, no seed, no optimizer variable."""
+        skip = {id(v) for v in self.metric_variables()}
+        for optimizer in _with_inner(self._optimizers()):
+            skip.update(id(v) for v in optimizer.variables)
+        mine = {id(v): v for v in self.model.variables}
+        return [
+            v
+            for v in written
+            if id(v) in mine
+            and id(v) not in skip
+            and not keras3.is_seed_state(v)
+            and tf_seams.is_distributed(keras3.raw_variable(v))
+        ]
+
+    # -- building
+
+    def _build_for_keras(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Stands in for Keras's `_maybe_symbolic_build`: reads the dataset's spec and draws no batch."""
+        if iterator is not None:
+            try:
+                spec = keras3.keras_tensors(keras3.epoch_dataset(iterator).element_spec)
+            except keras3.UnknownRank:
+                spec = keras3.keras_tensors(keras3.example_batch(iterator))
+            example = functools.partial(keras3.example_batch, iterator)
+        else:
+            spec, example = keras3.keras_tensors(data_batch), functools.partial(lambda batch: batch, data_batch)
+        self.build(spec, example)
+
+    def build(self, spec: Any, example: Callable[[], Any]) -> None:
+        """Creates every variable before anything is traced: layers, losses, metrics, optimizers.
+
+        Args:
+            spec: a batch of KerasTensors.
+            example: returns a batch of values, asked for only where layers add losses.
+        """
+        phase = self.phase
+        step_name = f"{phase}_step"
+        own = keras3.has_own_step(self.model, step_name)
+        with self.strategy.scope():
+            if not keras3.is_built(self.model):
+                try:
+                    keras3.symbolic_build(self.model, spec)
+                except Exception:
+                    # A model with its own step may have no call() at all; its step is traced below.
+                    if not own:
+                        raise
+            if own and step_name not in self._traced_steps:
+                self._traced_steps.add(step_name)
+                self._trace_own_step(step_name, spec)
+        self.adopt()
+        if phase != "predict" and self.replicas > 1:
+            self.sums_added |= added_losses.find_sums(self.model, example)
+
+    def _trace_own_step(self, name: str, spec: Any) -> None:
+        step = getattr(self.model, name)
+        try:
+            with gate.entered(BuildStep()):
+                keras3.trace_symbolically(step, spec)
+        except Exception:
+            # Placeholders don't suit every step; the real trace will report what is really wrong.
+            return
+
+    @property
+    def phase(self) -> str:
+        """Which of "train", "test", "predict" the current call of the model runs."""
+        return getattr(self._feeding, "phase", "train")
+
+    def _in_phase(self, phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = self.phase
+        self._feeding.phase = phase
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._feeding.phase = before
+
+    def global_seeds(self) -> Any:
+        """The generator that unseeded `keras.random` calls draw from inside a step."""
+        if self._seeds is None:
+            state = random.getstate()
+            seed = random.randrange(2**31) if self.seed is None else self.seed
+            random.setstate(state)
+            with tf.init_scope(), self.strategy.scope():
+                self._seeds = keras3.new_seed_generator(seed)
+        return self._seeds
+
+    # -- the model's methods
+
+    def _compile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._refuse_foreign_scope("compile")
+        self.adopt(args, kwargs)
+        with self.strategy.scope():
+            result = original(*args, **kwargs)
+        self.adopt()
+        self._traced_steps.clear()
+        self.whole_batch_losses.clear()
+        if kwargs.get("jit_compile") is True and self.replicas > 1:
+            warnings.warn(
+                "compile: jit_compile=True was given, but XLA can't compile a step that communicates between replicas;"
+                " this version of keras_mirror trains without XLA, with equal results.",
+                stacklevel=3,
+            )
+        return result
+
+    def _fit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._refuse_foreign_scope("fit")
+        self.global_seeds()
+        arguments = inspect.signature(original).bind_partial(*args, **kwargs)
+        self._fits += 1
+        given = data.prepare_fit(self, dict(arguments.arguments))
+        return self._in_phase("train", original, **given)
+
+    def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._refuse_foreign_scope("evaluate")
+        self.global_seeds()
+        return self._in_phase("test", original, *args, **self._batched(original, kwargs))
+
+    def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._refuse_foreign_scope("predict")
+        self.global_seeds()
+        return self._in_phase("predict", original, *args, **self._batched(original, kwargs))
+
+    def _on_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.global_seeds()
+        phase = "train" if original.__name__ == "train_on_batch" else "test"
+        return self._in_phase(phase, original, *args, **kwargs)
+
+    def _predict_on_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.global_seeds()
+        return self._in_phase("predict", original, *args, **kwargs)
+
+    def _batched(self, original: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self.batch == "per_replica" and kwargs.get("batch_size"):
+            return {**kwargs, "batch_size": kwargs["batch_size"] * self.replicas}
+        return kwargs
+
+    def _get_compile_config(self, original: Callable[..., Any]) -> Any:
+        """Saves the LossScaleOptimizer that compile put around the optimizer, so that loading finds its state.
+
+        Plain Keras saves the inner optimizer and loses the state of both where the loading process has another policy.
+        """
+        config = original()
+        optimizer = getattr(self.model, "optimizer", None)
+        if config and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            config = {**config, "optimizer": keras3.serialize(optimizer)}
+        return config
+
+    def _refuse_foreign_scope(self, call: str) -> None:
+        if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self.strategy:
+            other = tf.distribute.get_strategy()
+            raise RuntimeError(
+                f"{call}: called inside the scope of another strategy ({type(other).__name__} with"
+                f" {other.num_replicas_in_sync} replicas) than the model's ({self.replicas} replicas).\n"
+                "Leave that scope: MirroredFitter enters its own. To use that strategy, pass MirroredFitter(factory,"
+                " strategy=it)."
+            )
+
+
+def engine_of(model: Any) -> Engine | None:
+    """The engine attached to a model, or None."""
+    engine: Engine | None = vars(model).get(ATTRIBUTE)
+    return engine
+
+
+def _default_strategy() -> tf.distribute.Strategy:
+    """TensorFlow's strategy of no strategy, whatever scope the caller is in: a fresh thread is in none."""
+    found: list[tf.distribute.Strategy] = []
+    thread = threading.Thread(target=lambda: found.append(_ask_default()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _ask_default() -> tf.distribute.Strategy:
+    with tf.Graph().as_default():
+        return tf.distribute.get_strategy()
+
+
+def _with_inner(optimizers: Iterable[Any]) -> list[Any]:
+    out: dict[int, Any] = {}
+    queue = list(optimizers)
+    while queue:
+        optimizer = queue.pop()
+        if id(optimizer) not in out:
+            out[id(optimizer)] = optimizer
+            queue.extend(keras3.inner_optimizers(optimizer))
+    return list(out.values())
+
+
+def _with_parts(metrics: Iterable[Any]) -> list[Any]:
+    out: list[Any] = []
+    for metric in metrics:
+        out.append(metric)
+        out.extend(_with_parts(getattr(metric, "metrics", None) or getattr(metric, "_metrics", [])))
+    return out
+
+
+def _path(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or getattr(variable, "name", repr(variable)))

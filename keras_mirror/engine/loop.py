@@ -1,0 +1,264 @@
+"""k steps in one compiled call: the train, test and predict functions that Keras's own loop calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from keras_mirror.engine import data, state
+from keras_mirror.engine.step import Step
+from keras_mirror.seams import gate, keras3
+
+if TYPE_CHECKING:
+    from keras_mirror.engine.core import Engine
+
+
+def make_train_function(engine: Engine, force: bool = False) -> Any:
+    """Stands in for `Model.make_train_function`."""
+    model = engine.model
+    if model.train_function is None or force:
+        model.train_function = Execution(engine, "train_step")
+    return model.train_function
+
+
+def make_test_function(engine: Engine, force: bool = False) -> Any:
+    """Stands in for `Model.make_test_function`."""
+    model = engine.model
+    if model.test_function is None or force:
+        model.test_function = Execution(engine, "test_step")
+    return model.test_function
+
+
+def make_predict_function(engine: Engine, force: bool = False) -> Any:
+    """Stands in for `Model.make_predict_function`."""
+    model = engine.model
+    if model.predict_function is None or force:
+        model.predict_function = Prediction(engine)
+    return model.predict_function
+
+
+class Replicated:
+    """Runs one of the model's step functions on each replica's share of a global batch."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.engine = engine
+        self.name = name
+        self.function: Callable[[Any], Any] = getattr(engine.model, name)
+        self.own = keras3.has_own_step(engine.model, name)
+
+    def shares(self, batch: Any) -> tuple[list[Any], list[data.Share]]:
+        """Each local replica's data and `Share`, cut on the host."""
+        engine = self.engine
+        batch = data.without_optionals(batch)
+        if data.is_distributed_batch(batch):
+            return data.shares_of(batch, engine.strategy)
+        with tf.device("CPU:0"):
+            return data.split(batch, engine.replicas)
+
+    def run(self, batch: Any, on_replica: Callable[[Step, Any], Any]) -> Any:
+        """Calls `on_replica(step, share's data)` on every replica, each with its own step; returns per-replica values."""
+        engine = self.engine
+        parts, shares = self.shares(batch)
+
+        @tf.autograph.experimental.do_not_convert
+        def replica() -> Any:
+            context = tf.distribute.get_replica_context()
+            index = int(tf.get_static_value(context.replica_id_in_sync_group))
+            step = Step(engine, index, shares[index], self.own)
+            with gate.entered(step):
+                return on_replica(step, parts[index])
+
+        return engine.strategy.run(replica)
+
+
+class Execution(Replicated):
+    """One call of fit's (or evaluate's) loop: `steps_per_execution` steps, and the logs after the last."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        super().__init__(engine, name)
+        self.traces = 0
+        self._recipe: Recipe | None = None
+        eager = bool(engine.model.run_eagerly)
+        self._one = self._one_step if eager else tf.function(self._one_step, reduce_retracing=True)
+        self._many = self._steps if eager else tf.function(self._steps, reduce_retracing=True)
+        self._finish = self._logs if eager else tf.function(self._logs, reduce_retracing=True)
+
+    def __call__(self, iterator: Iterable[Any]) -> Any:
+        if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            return self._many(iterator)
+        values = None
+        for _, batch in zip(range(self.engine.model.steps_per_execution), iterator, strict=False):
+            values = self._one(keras.tree.map_structure(_tensor, batch))
+        if values is None:
+            raise StopIteration
+        return self._finish(values)
+
+    @tf.autograph.experimental.do_not_convert
+    def _steps(self, iterator: Any) -> Any:
+        steps = int(self.engine.model.steps_per_execution)
+        batch = iterator.get_next()
+        # Nothing may run before there is a batch: at the end of the data get_next fails, and the step with it.
+        with tf.control_dependencies(_flat(batch)):
+            values = self._one(batch)
+        if steps > 1:
+            values = self._remaining(iterator, steps, values)
+        return self._logs(values)
+
+    def _remaining(self, iterator: Any, steps: int, values: list[Any]) -> list[Any]:
+        def more(done: Any, has_batch: Any, *_: Any) -> Any:
+            return tf.logical_and(done < steps, has_batch)
+
+        def body(done: Any, _: Any, *values: Any) -> Any:
+            batch = iterator.get_next_as_optional()
+            has_batch = batch.has_value()
+            values = tf.cond(has_batch, lambda: tuple(self._one(batch.get_value())), lambda: values)
+            return (done + 1, has_batch, *values)
+
+        loop_vars = (tf.constant(1), tf.constant(True), *values)
+        shapes = tf.nest.map_structure(lambda v: v.shape, loop_vars)
+        return list(tf.while_loop(more, body, loop_vars, shape_invariants=shapes)[2:])
+
+    @tf.autograph.experimental.do_not_convert
+    def _one_step(self, batch: Any) -> list[Any]:
+        self.traces += 1
+        recipes: dict[int, Recipe] = {}
+
+        def on_replica(step: Step, share: Any) -> Any:
+            before = state.MetricsBefore(step, self.engine.metric_variables())
+            logs = self.function(share)
+            recipe = recipes[step.replica] = Recipe(step, logs)
+            before.restore_if_empty()
+            state.combine(step, self.engine.state_written(step.written.values()))
+            return recipe.share_of_values()
+
+        per_replica = self.run(batch, on_replica)
+        self._recipe = next(iter(recipes.values()))
+        return self._recipe.sum_over_replicas(per_replica, self.engine.strategy)
+
+    @tf.autograph.experimental.do_not_convert
+    def _logs(self, values: list[Any]) -> Any:
+        assert_recipe = self._recipe
+        if assert_recipe is None:
+            raise RuntimeError("keras_mirror: logs were asked for before a step was traced")
+        return assert_recipe.logs(list(values))
+
+
+class Recipe:
+    """How a step's logs are put together after the last step of an execution.
+
+    A value that is a metric's result is read from the metric again, from the state of all replicas. Any other value is the
+    mean over the replicas, weighted by their examples (for a step that sums: the sum); an integer is replica 0's.
+    """
+
+    def __init__(self, step: Step, logs: Any) -> None:
+        self._step = step
+        self._structure = logs if logs is not None else {}
+        self._leaves = keras.tree.flatten(self._structure)
+        self._results = [step.results.get(id(leaf)) for leaf in self._leaves]
+
+    def share_of_values(self) -> list[Any]:
+        """This replica's part of each value that is no metric's result."""
+        return [self._part(_tensor(leaf)) for leaf, result in zip(self._leaves, self._results, strict=True) if result is None]
+
+    def _part(self, value: Any) -> Any:
+        step = self._step
+        if step.alone:
+            return value
+        if value.dtype.is_floating:
+            weight = step.has_examples(value.dtype) if step.sums else step.weight(value.dtype)
+            return tf.where(step.has_examples(), value * weight, tf.zeros_like(value))
+        number = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
+        return number if step.replica == 0 else tf.zeros_like(number)
+
+    def sum_over_replicas(self, per_replica: list[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+        """The values, in cross-replica context."""
+        return [strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None) for value in per_replica]
+
+    def logs(self, values: list[Any]) -> Any:
+        """The structure that the step returned, from all replicas."""
+        results: dict[int, Any] = {}
+        supply = iter(values)
+        out = []
+        for found in self._results:
+            if found is None:
+                out.append(next(supply))
+                continue
+            metric, key, _ = found
+            if id(metric) not in results:
+                results[id(metric)] = metric.result()
+            result = results[id(metric)]
+            out.append(result if key is None else result[key])
+        return keras.tree.pack_sequence_as(self._structure, out)
+
+
+class Prediction(Replicated):
+    """One call of predict's loop: Keras hands it the batches of an execution and wants their outputs, row by row."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, "predict_step")
+        self.traces = 0
+        self._many = self._predict if engine.model.run_eagerly else tf.function(self._predict, reduce_retracing=True)
+
+    def __call__(self, batches: list[Any]) -> Any:
+        batches = [keras.tree.map_structure(_tensor, data.without_optionals(batch)) for batch in batches]
+        engine = self.engine
+        if not engine.model.built or not all(layer.built for layer in keras3.sublayers(engine.model)):
+            engine.build(keras3.keras_tensors(batches[0]), lambda: batches[0])
+        return self._many(batches)
+
+    @tf.autograph.experimental.do_not_convert
+    def _predict(self, batches: list[Any]) -> Any:
+        self.traces += 1
+        outputs = [self._predict_one(batch) for batch in batches]
+        if len(outputs) == 1:
+            return outputs[0]
+        return keras.tree.map_structure(lambda *parts: _concat(parts), *outputs)
+
+    def _predict_one(self, batch: Any) -> Any:
+        def on_replica(step: Step, share: Any) -> Any:
+            outputs = self.function(share)
+            return keras.tree.map_structure(lambda value: _own_rows(step, value), outputs)
+
+        per_replica = self.run(batch, on_replica)
+        if self.engine.replicas == 1:
+            return per_replica
+        return keras.tree.map_structure(self._join, per_replica)
+
+    def _join(self, value: Any) -> Any:
+        strategy = self.engine.strategy
+        if self.engine.local_replicas < self.engine.replicas:
+            return strategy.gather(value, axis=0)
+        return _concat(strategy.experimental_local_results(value))
+
+
+def _own_rows(step: Step, value: Any) -> Any:
+    """Drops the copied row of a replica without examples."""
+    if step.alone or not tf.is_tensor(value) or value.shape.rank == 0:
+        return value
+    kept = tf.where(step.share.count > 0, data.rows(value), 0)
+    if isinstance(value, tf.SparseTensor):
+        extent = tf.concat([tf.cast([kept], tf.int64), value.dense_shape[1:]], 0)
+        return tf.sparse.slice(value, tf.zeros_like(extent), extent)
+    return value[:kept]
+
+
+def _concat(parts: Any) -> Any:
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts))
+    if parts[0].shape.rank == 0:
+        return tf.stack(list(parts))
+    return tf.concat(list(parts), 0)
+
+
+def _tensor(value: Any) -> Any:
+    if value is None or tf.is_tensor(value) or isinstance(value, tf.distribute.DistributedValues):
+        return value
+    return keras3.to_tensor(value)
+
+
+def _flat(batch: Any) -> list[Any]:
+    leaves = [v for v in keras.tree.flatten(batch) if v is not None]
+    return [t for t in tf.nest.flatten(leaves, expand_composites=True) if tf.is_tensor(t)]

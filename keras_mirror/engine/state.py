@@ -1,0 +1,123 @@
+"""What may differ between replicas, and how it is brought together before anyone reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from keras_mirror.seams import keras3
+from keras_mirror.seams import tensorflow as tf_seams
+
+if TYPE_CHECKING:
+    from keras_mirror.engine.step import Step
+
+# Spreads the replicas' seeds over the 32 bits (the golden ratio's fraction): replica 0 draws as plain Keras does.
+_SEED_STRIDE = 0x9E3779B1
+
+
+def next_seed(step: Step, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A replica's own seed from a state that is the same on every replica, so nothing more has to be saved."""
+    seed = original(*args, **kwargs)
+    if step.replica == 0:
+        return seed
+    offset = step.replica * _SEED_STRIDE % 2**32
+    if seed.dtype.size == 4 and offset >= 2**31:
+        offset -= 2**32
+    return seed + tf.constant([offset, 0], seed.dtype)
+
+
+def metric_result(step: Step, original: Callable[..., Any], metric: Any) -> Any:
+    """Notes which log value is which metric's result: it is read again, from all replicas' state, after the last step."""
+    result = original(metric)
+    parts = result.items() if isinstance(result, dict) else [(None, result)]
+    for key, value in parts:
+        step.results[id(value)] = (metric, key, value)
+    return result
+
+
+class MetricsBefore:
+    """The metrics' state before a step, put back afterwards on a replica that had no example."""
+
+    def __init__(self, step: Step, variables: list[Any]) -> None:
+        self._step = step
+        self._variables = [] if step.alone else [_local(step, v) for v in variables]
+        self._values = [v.read_value() for v in self._variables]
+
+    def restore_if_empty(self) -> None:
+        """Undoes the step's updates where the replica computed on a copied row."""
+        if not self._variables:
+            return
+
+        def put_back() -> tf.Tensor:
+            for variable, value in zip(self._variables, self._values, strict=True):
+                variable.assign(value)
+            return tf.constant(0)
+
+        tf.cond(self._step.has_examples(), lambda: tf.constant(0), put_back)
+
+
+def _local(step: Step, variable: Any) -> tf.Variable:
+    return tf_seams.local_value(keras3.raw_variable(variable), step.local_index)
+
+
+def combine(step: Step, variables: list[Any]) -> None:
+    """Brings variables that the forward pass wrote (BatchNormalization's moving statistics) back into agreement.
+
+    A floating-point variable becomes the mean over the replicas weighted by their examples; any other takes replica 0's
+    value, since replica 0 always has an example.
+    """
+    if step.alone or not variables:
+        return
+    local = [_local(step, v) for v in variables]
+    shares = []
+    for variable in local:
+        value = variable.read_value()
+        if variable.dtype.is_floating:
+            shares.append(tf.where(step.has_examples(), value * step.weight(value.dtype), tf.zeros_like(value)))
+        else:
+            number = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
+            shares.append(number if step.replica == 0 else tf.zeros_like(number))
+    for variable, value in zip(local, step.all_reduce(shares, "a layer's state was combined"), strict=True):
+        variable.assign(tf.cast(value, variable.dtype))
+
+
+def moments(step: Step, original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -> Any:
+    """Synchronised moments over the global batch, E(x^2) - E(x)^2 as in Keras, in one reduction.
+
+    The copied row of a replica without examples is left out of sums and count.
+    """
+    if step.alone or step.nested:
+        return original(x, axes, keepdims)
+    sums = [
+        tf.reduce_sum(x, axis=axes, keepdims=True),
+        tf.reduce_sum(tf.square(x), axis=axes, keepdims=True),
+        tf.reduce_sum(tf.ones_like(x), axis=axes, keepdims=True),
+    ]
+    sums = [tf.where(step.has_examples(), s, tf.zeros_like(s)) for s in sums]
+    total, squares, count = step.all_reduce(sums, "BatchNormalization was synchronised")
+    mean = tf.math.divide_no_nan(total, count)
+    variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
+    if not keepdims:
+        mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+    return mean, variance
+
+
+def masked_moments(step: Step, original: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> Any:
+    """BatchNormalization's moments. With a mask Keras forgets `synchronized`; here it counts."""
+    if step.alone or mask is None or not layer.synchronized:
+        return original(layer, inputs, mask)
+    axes = [axis for axis in range(len(inputs.shape)) if axis != layer.axis % len(inputs.shape)]
+    valid = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), tf.bool), tf.shape(inputs)) & step.has_examples()
+    weight = tf.cast(valid, inputs.dtype)
+    total, count = step.all_reduce(
+        [tf.reduce_sum(tf.where(valid, inputs, 0), axes), tf.reduce_sum(weight, axes)],
+        "BatchNormalization was synchronised",
+    )
+    count = count + keras3.epsilon()
+    mean = total / count
+    shape = [-1 if axis == layer.axis % len(inputs.shape) else 1 for axis in range(len(inputs.shape))]
+    centred = tf.where(valid, inputs - tf.reshape(mean, shape), 0)
+    (squares,) = step.all_reduce([tf.reduce_sum(tf.square(centred), axes)], "BatchNormalization was synchronised")
+    return mean, squares / count

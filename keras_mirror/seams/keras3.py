@@ -1,0 +1,478 @@
+"""Seams into Keras 3 (tested on 3.10 and 3.15): each a small named function or a gated replacement, with its reason.
+
+Plain Keras divides by the number of replicas, clips before it reduces, and keeps Python state that replica threads share.
+The engine's step does none of that; these seams are where it says so to Keras.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend as keras_backend
+from keras.src import tree
+from keras.src.backend.common import global_state, stateless_scope
+from keras.src.backend.tensorflow import core as tf_core
+from keras.src.backend.tensorflow import nn as tf_nn
+from keras.src.backend.tensorflow import optimizer as tf_optimizer
+from keras.src.backend.tensorflow import trainer as tf_trainer
+from keras.src.losses import loss as loss_module
+from keras.src.metrics import reduction_metrics
+from keras.src.optimizers import base_optimizer
+from keras.src.random import seed_generator
+from keras.src.saving import serialization_lib
+from keras.src.trainers import compile_utils, data_adapters
+from keras.src.trainers.data_adapters import array_data_adapter, array_slicing, data_adapter_utils
+from keras.src.utils import traceback_utils
+
+from keras_mirror.seams import gate
+from keras_mirror.seams import tensorflow as tf_seams
+
+Step = Any
+
+
+def install() -> None:
+    """Puts the seams in place. Each is the identity outside a step; `tests/seams` holds every upstream name."""
+    # Plain Keras divides a loss by R and multiplies it back for the log; here a loss is a mean over the share.
+    gate.gated(loss_module, "scale_loss_for_distribution", "scale_loss")
+    gate.gated(loss_module, "unscale_loss_for_distribution", "unscale_loss")
+    # The divisors of masks, weights and sums are those of the global batch.
+    gate.gated(loss_module, "reduce_weighted_values", "reduce_loss")
+    # A loss of the whole batch (Dice, a function that returns a scalar) is evaluated on gathered outputs.
+    gate.gated(loss_module.Loss, "__call__", "call_loss")
+    # `layer._losses` is one list for all replica threads.
+    gate.gated(keras.layers.Layer, "add_loss", "add_loss")
+    gate.gated(keras.layers.Layer, "_get_own_losses", "own_losses")
+    gate.gated(keras.layers.Layer, "_clear_losses", "clear_losses")
+    gate.gated(tf_trainer.TensorFlowTrainer, "_aggregate_additional_loss", "additional_loss")
+    # A scalar given to a Mean without a weight counts once per step, not once per replica.
+    gate.gated(reduction_metrics, "reduce_to_samplewise_values", "metric_values")
+    # Each replica draws its own numbers; the generator's state stays the same everywhere.
+    gate.gated(seed_generator.SeedGenerator, "next", "next_seed")
+    # Keras keeps the global generator in thread-local state, which a replica's thread hasn't.
+    gate.gated(seed_generator, "global_seed_generator", "global_seeds")
+    # Which of the model's variables a step writes: those may differ between replicas.
+    gate.gated(tf_core.Variable, "_direct_assign", "assign")
+    # Synchronised BatchNormalization: one reduction instead of three, and no row of an empty replica.
+    gate.gated(tf_nn, "_compute_moments_sync", "moments")
+    gate.gated(keras.layers.BatchNormalization, "_moments", "masked_moments")
+    # The update is single-device code in each replica.
+    gate.gated(base_optimizer.BaseOptimizer, "apply", "apply")
+    gate.gated(keras.optimizers.LossScaleOptimizer, "apply", "apply")
+    _make_optimizer_local()
+    _make_variables_readable()
+
+
+# -- optimizer ---------------------------------------------------------------------------------------------------------
+
+
+def _make_optimizer_local() -> None:
+    """Replaces, inside a step only, what TFOptimizer does across replicas by what one device does.
+
+    The replacement sits at the level of TFOptimizer, below the user's class: Nadam's own `_backend_update_step` and Muon's
+    own `_apply_weight_decay` still run and reach these through `super()`.
+    """
+    owner = tf_optimizer.TFOptimizer
+
+    def update_step(self: Any, grads: Iterable[Any], variables: Iterable[Any], learning_rate: Any) -> None:
+        for grad, variable in zip(grads, variables, strict=True):
+            self.update_step(grad, _local(variable), learning_rate)
+
+    def apply_weight_decay(self: Any, variables: Iterable[Any]) -> None:
+        if self.weight_decay is None:
+            return
+        for variable in variables:
+            variable = _local(variable)
+            if self._use_weight_decay(variable):
+                rate = tf.cast(self.learning_rate, variable.dtype)
+                decay = tf.cast(self.weight_decay, variable.dtype)
+                variable.assign_sub(variable * decay * rate)
+
+    def overwrite_with_average(self: Any, variables: Iterable[Any]) -> None:
+        for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
+            if average is not None:
+                _local(variable).assign(_local(average))
+
+    def increment_accumulators(self: Any, grads: Iterable[Any], accumulators: Iterable[Any]) -> None:
+        for grad, accumulator in zip(grads, accumulators, strict=True):
+            accumulator = _local(accumulator)
+            accumulator.assign(accumulator + grad)
+
+    _inside_step(owner, "_backend_update_step", update_step)
+    _inside_step(owner, "_apply_weight_decay", apply_weight_decay)
+    _inside_step(owner, "_overwrite_model_variables_with_average_value", overwrite_with_average)
+    _inside_step(owner, "_backend_increment_gradient_accumulators", increment_accumulators)
+    # Keras asks replica 0 alone whether the gradients are finite; after the reduction each replica can ask itself.
+    lso = keras.optimizers.LossScaleOptimizer
+    _inside_step(lso, "_tf_apply", lambda self, grads, variables=None: self._common_apply(grads, variables))
+
+
+def _inside_step(owner: type, name: str, replacement: Callable[..., Any]) -> None:
+    original = owner.__dict__.get(name)
+    if original is None:
+        raise RuntimeError(f"keras_mirror: {owner.__name__}.{name} is gone from the installed Keras.")
+    if hasattr(original, "_keras_mirror_original"):
+        return
+
+    @functools.wraps(original)
+    def seam(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (original if gate.current() is None else replacement)(self, *args, **kwargs)
+
+    seam._keras_mirror_original = original  # type: ignore[attr-defined]
+    setattr(owner, name, seam)
+
+
+def _local(variable: Any) -> tf.Variable:
+    step: Step = gate.current()
+    return tf_seams.local_value(_raw(variable), step.local_index)
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether `value` is an optimizer of Keras, a wrapper of one included."""
+    return isinstance(value, base_optimizer.BaseOptimizer)
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """The optimizers that this one holds (LossScaleOptimizer holds one), found by type so that any wrapper is covered."""
+    return [value for value in vars(optimizer).values() if is_optimizer(value)]
+
+
+def accumulation_steps(optimizer: Any) -> int:
+    """`gradient_accumulation_steps` of the optimizer itself; 1 where it doesn't accumulate."""
+    return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
+
+
+def accumulators(optimizer: Any) -> list[Any]:
+    """The optimizer's gradient accumulators (keras Variables), empty before build or without accumulation."""
+    return [v for v in getattr(optimizer, "_accumulated_gradients", None) or [] if v is not None]
+
+
+def raw_iterations(optimizer: Any) -> Any:
+    """The variable that counts calls of `apply`: unlike `iterations` it counts each accumulated batch."""
+    return optimizer._iterations
+
+
+def optimizer_variables_of(optimizer: Any) -> list[Any]:
+    """The model's variables that a built optimizer was built for."""
+    return list(getattr(optimizer, "_trainable_variables", []))
+
+
+def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
+    """Creates the optimizer's variables as its first `apply` would."""
+    if not optimizer.built:
+        with keras_backend.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(variables))
+        optimizer.built = True
+
+
+# -- variables ---------------------------------------------------------------------------------------------------------
+
+
+def _raw(variable: Any) -> Any:
+    """The tf.Variable (a distributed one under a strategy) of a keras Variable."""
+    return variable._value if isinstance(variable, keras.Variable) else variable
+
+
+def raw_variable(variable: Any) -> Any:
+    """The tf.Variable behind a keras Variable, None while it isn't initialised."""
+    return _raw(variable)
+
+
+def is_variable(value: Any) -> bool:
+    """Whether `value` is a variable of Keras or of TensorFlow."""
+    return isinstance(value, (keras.Variable, tf.Variable, tf.distribute.DistributedValues))
+
+
+def move_into(variable: Any, strategy: tf.distribute.Strategy) -> None:
+    """Gives a keras Variable that was made outside the strategy's scope a mirrored value, in place.
+
+    Every reference to the keras Variable, the user's included, stays the live object.
+    """
+    value = _raw(variable)
+    if value is None or tf_seams.owner_of(value) is strategy:
+        return
+    host = value.numpy()
+    with tf.init_scope(), strategy.scope():
+        variable._initialize(host)
+
+
+def bind_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Tells a TFOptimizer which strategy it belongs to: it asks the scope when it is made."""
+    optimizer._distribution_strategy = strategy
+
+
+def _make_variables_readable() -> None:
+    """`float(optimizer.learning_rate)` raises TypeError for a mirrored variable; a host read is what the user means."""
+    for name, convert in (("__float__", float), ("__int__", int)):
+        original = keras.Variable.__dict__.get(name) or getattr(keras.Variable, name)
+        if hasattr(original, "_keras_mirror_original"):
+            continue
+
+        def seam(self: Any, _original: Any = original, _convert: Any = convert) -> Any:
+            if tf_seams.is_distributed(_raw(self)) and self.ndim == 0 and tf.executing_eagerly():
+                return _convert(self.numpy())
+            return _original(self)
+
+        seam._keras_mirror_original = original  # type: ignore[attr-defined]
+        setattr(keras.Variable, name, seam)
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def mask_of(value: Any) -> Any:
+    """The mask that Keras attached to an output, or None."""
+    return keras_backend.get_keras_mask(value)
+
+
+def set_mask(value: Any, mask: Any) -> None:
+    """Attaches a mask to a tensor as Keras's layers do."""
+    keras_backend.set_keras_mask(value, mask)
+
+
+def masked_mean_divisor(mask: Any, dtype: Any) -> Any:
+    """What this Keras divides a masked mean by: the number of valid entries, in 3.10 plus epsilon."""
+    valid = tf.reduce_sum(tf.cast(mask, dtype))
+    return valid + tf.cast(keras.config.epsilon(), valid.dtype) if _mask_has_epsilon() else valid
+
+
+@functools.cache
+def _mask_has_epsilon() -> bool:
+    """Asks Keras itself: with one valid entry of two, the weight is 2, or 2 / (1 + epsilon)."""
+    weight = loss_module.apply_mask(None, tf.constant([True, False]), dtype="float64", reduction="mean")
+    return bool(abs(float(weight[0]) - 2.0) > 1e-12)
+
+
+def merged_weight(values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
+    """Sample weight times mask in the shape in which Keras sums it for `mean_with_sample_weight`; None without either."""
+    values = tf.convert_to_tensor(values)
+    if sample_weight is not None:
+        sample_weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+    weight = loss_module.apply_mask(sample_weight, mask, dtype=values.dtype, reduction=reduction)
+    if weight is None:
+        return None
+    weight = keras.ops.cast(weight, values.dtype)
+    return loss_module.squeeze_or_expand_to_same_rank(values, weight)[1]
+
+
+def is_compile_loss(loss: Any) -> bool:
+    """Whether it is the container that compile makes: its parts are Losses themselves."""
+    return isinstance(loss, compile_utils.CompileLoss)
+
+
+def epsilon() -> float:
+    """Keras's epsilon, which it adds to some divisors."""
+    return float(keras.config.epsilon())
+
+
+def observe_results(metrics: Iterable[Any]) -> None:
+    """Gates `result` of the metrics' classes (a user's own included): inside a step the engine notes whose result it is.
+
+    `result` is overridden in every class, so a gate on the base class alone would see nothing.
+    """
+    for metric in metrics:
+        for owner in type(metric).__mro__:
+            if issubclass(owner, keras.metrics.Metric) and "result" in vars(owner):
+                gate.gated(owner, "result", "metric_result")
+
+
+# -- the trainer -------------------------------------------------------------------------------------------------------
+
+
+def has_own_step(model: Any, name: str) -> bool:
+    """Whether the user's class (or instance) overrides `train_step`, `test_step` or `predict_step`."""
+    return name in vars(model) or getattr(type(model), name) is not getattr(tf_trainer.TensorFlowTrainer, name)
+
+
+def use_strategy(model: Any, strategy: tf.distribute.Strategy | None) -> None:
+    """Sets the strategy that Keras's own loop feeds.
+
+    With the default strategy `fit` delivers whole global batches, and the engine splits them inside the compiled step.
+    """
+    model._distribute_strategy = strategy
+
+
+def created_under(model: Any) -> tf.distribute.Strategy | None:
+    """The strategy in whose scope the model was made."""
+    found: tf.distribute.Strategy | None = model._distribute_strategy
+    return found
+
+
+def is_built(model: Any) -> bool:
+    """Whether the model, its layers, and what compile made are all built."""
+    return (
+        all(layer.built for layer in model._flatten_layers())
+        and (model._compile_metrics is None or model._compile_metrics.built)
+        and (model._compile_loss is None or model._compile_loss.built)
+        and (getattr(model, "optimizer", None) is None or model.optimizer.built)
+    )
+
+
+def symbolic_build(model: Any, spec: Any) -> None:
+    """Builds layers, losses, metrics and the optimizer from a batch of KerasTensors, as Keras does under a strategy."""
+    model._symbolic_build(data_batch=spec)
+
+
+def sublayers(model: Any) -> list[Any]:
+    """The model's layers, nested ones and the model itself included."""
+    return list(model._flatten_layers())
+
+
+def keras_tensors(spec: Any) -> Any:
+    """A batch's tensors, arrays or TensorSpecs as KerasTensors whose batch dimension is None."""
+
+    def one(value: Any) -> Any:
+        if value is None or isinstance(value, tf.experimental.Optional | tf.OptionalSpec | tf.NoneTensorSpec):
+            return None
+        if isinstance(value, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+            shape, dtype = value.shape, value.dtype
+        else:
+            value = value if hasattr(value, "shape") and hasattr(value, "dtype") else tf.convert_to_tensor(value)
+            shape, dtype = tf.TensorShape(value.shape), value.dtype
+        if shape.rank is None:
+            raise UnknownRank
+        shape = tuple(shape.as_list())
+        shape = (None, *shape[1:]) if shape else shape
+        dtype = keras_backend.standardize_dtype(getattr(dtype, "name", dtype))
+        sparse = isinstance(value, (tf.SparseTensorSpec, tf.SparseTensor))
+        ragged = {"ragged": True} if isinstance(value, (tf.RaggedTensorSpec, tf.RaggedTensor)) else {}
+        try:
+            return keras.KerasTensor(shape, dtype, sparse=sparse, **ragged)
+        except TypeError:
+            return keras.KerasTensor(shape, dtype, sparse=sparse)
+
+    return tree.map_structure(one, spec)
+
+
+class UnknownRank(Exception):
+    """A dataset's element has no known rank, so nothing can be built from its spec."""
+
+
+def trace_symbolically(function: Callable[..., Any], *args: Any) -> None:
+    """Calls `function` on placeholders in a scratch graph; variables that it makes come out initialised."""
+    keras_backend.compute_output_spec(function, *args)
+
+
+def stateless() -> contextlib.AbstractContextManager[Any]:
+    """A scope in which variables are read but not written, and added losses are collected."""
+    scope: contextlib.AbstractContextManager[Any] = stateless_scope.StatelessScope(collect_losses=True)
+    return scope
+
+
+def unpack(data: Any) -> tuple[Any, Any, Any]:
+    """(x, y, sample_weight) of a batch in any form that Keras takes."""
+    x, y, weight = data_adapter_utils.unpack_x_y_sample_weight(data)
+    return x, y, weight
+
+
+def compile_config(model: Any) -> Any:
+    """The dictionary that compile keeps for saving; it holds the objects themselves."""
+    return getattr(model, "_compile_config", None)
+
+
+def serialize(value: Any) -> Any:
+    """Keras's serialised form of an object."""
+    return serialization_lib.serialize_keras_object(value)
+
+
+def hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras's own filter, so that a user's error shows the user's frames."""
+    wrapped: Callable[..., Any] = traceback_utils.filter_traceback(function)
+    return wrapped
+
+
+# -- random numbers ----------------------------------------------------------------------------------------------------
+
+
+def new_seed_generator(seed: int) -> Any:
+    """A SeedGenerator that stands in for Keras's global one inside a replica's thread."""
+    return seed_generator.SeedGenerator(seed=seed, name="keras_mirror_seed_generator")
+
+
+def set_global_seeds(generator: Any) -> None:
+    """Makes `generator` the global one of this thread."""
+    global_state.set_global_attribute("global_seed_generator", generator)
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def data_adapter(**arguments: Any) -> Any:
+    """Keras's adapter for whatever the user gave to fit."""
+    return data_adapters.get_data_adapter(**arguments)
+
+
+def is_data_adapter(value: Any) -> bool:
+    """Whether it is an adapter already, which `fit` takes as it is."""
+    return isinstance(value, data_adapters.data_adapter.DataAdapter)
+
+
+def is_array_adapter(value: Any) -> bool:
+    """Whether the adapter holds arrays, whose order is Keras's to draw."""
+    return isinstance(value, array_data_adapter.ArrayDataAdapter)
+
+
+def holds_arrays(given: dict[str, Any]) -> bool:
+    """Whether fit's `x` is arrays (whose order is ours to draw) rather than a dataset, generator, PyDataset or loader."""
+    arrays = (given.get("x"), given.get("y"), given.get("sample_weight"))
+    return bool(array_data_adapter.can_convert_arrays(arrays))
+
+
+def array_inputs(adapter: Any) -> tuple[Any, int, int]:
+    """What an array adapter holds: tensors that `tf.data` can gather from, number of examples, batch size."""
+    inputs = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+    return tree.lists_to_tuples(inputs), adapter._num_samples, adapter._batch_size
+
+
+def gather_rows(inputs: Any, indices: Any) -> Any:
+    """The rows `indices` of every array, sparse ones included, as Keras slices them."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, array_slicing.TensorflowSparseWrapper):
+            return array_slicing.slice_tensorflow_sparse_wrapper(value, indices)
+        if isinstance(value, (list, tuple, dict)):
+            return None
+        return tf.gather(value, indices, axis=0) if tf.is_tensor(value) else value
+
+    return tree.traverse(one, inputs)
+
+
+def train_validation_split(arrays: Any, validation_split: float) -> tuple[Any, Any]:
+    """Keras's own split: the last part of the arrays, taken before any shuffling."""
+    train, validation = array_slicing.train_validation_split(arrays, validation_split=validation_split)
+    return train, validation
+
+
+def epoch_dataset(epoch_iterator: Any) -> tf.data.Dataset:
+    """The dataset behind fit's epoch iterator; reading its spec draws no batch."""
+    return epoch_iterator._distributed_dataset
+
+
+def example_batch(epoch_iterator: Any) -> Any:
+    """One batch that training won't miss: a generator's peeked one, or the first of a fresh iterator."""
+    adapter = epoch_iterator.data_adapter
+    peeked = getattr(adapter, "_first_batches", None)
+    if peeked:
+        return peeked[0]
+    return next(iter(epoch_dataset(epoch_iterator)))
+
+
+def structure() -> Any:
+    """Keras's tree utilities: like tf.nest, but None is a leaf."""
+    return tree
+
+
+def to_tensor(value: Any) -> Any:
+    """A NumPy array, SciPy sparse matrix or Python value as the tensor that Keras's own loop would make of it."""
+    if data_adapter_utils.is_scipy_sparse(value):
+        return data_adapter_utils.scipy_sparse_to_tf_sparse(value)
+    return tf.convert_to_tensor(value)
+
+
+def is_seed_state(variable: Any) -> bool:
+    """Whether the variable is a SeedGenerator's state, which every replica advances alike."""
+    return bool(variable.name == "seed_generator_state")
