@@ -77,7 +77,7 @@ class MirroredFitter:
         strategy = replicas.make_strategy(devices) if strategy is None else replicas.check_strategy(strategy)
         if seed is not None:
             keras.utils.set_random_seed(seed)
-        model = _build(model_factory, strategy, precision)
+        model = build(model_factory, strategy, precision)
         engine = Engine(model, strategy, seed=seed, batch=batch)
         engine.step_sums = step_sums
         engine.attach()
@@ -197,16 +197,18 @@ def _refuse_scope(strategy: tf.distribute.Strategy | None) -> None:
         )
 
 
-def _build(factory: Callable[[], keras.Model], strategy: tf.distribute.Strategy, precision: str | None) -> keras.Model:
+def build(factory: Callable[[], keras.Model], strategy: tf.distribute.Strategy | None, precision: str | None) -> keras.Model:
+    """Calls the factory, in the strategy's scope where there is one and under the precision's policy; checks what it returns."""
     before = keras.config.dtype_policy()
     try:
-        with strategy.scope():
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
             if precision is not None:
                 keras.config.set_dtype_policy(precision)
             model = factory()
     finally:
         keras.config.set_dtype_policy(before)
-    _check_model(model, strategy)
+    if strategy is not None:
+        _check_model(model, strategy)
     return model
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mirror.engine import added_losses, data, loop
-from keras_mirror.engine.step import BuildStep
+from keras_mirror.engine import added_losses, data, loop, state
+from keras_mirror.engine.build import BuildStep
 from keras_mirror.seams import gate, install, keras3
 from keras_mirror.seams import tensorflow as tf_seams
 
@@ -41,10 +41,10 @@ class Engine:
         self.seed = seed
         self.batch = batch
         self.step_sums = False
-        self.accumulates_locally = False
         self.whole_batch_losses: dict[int, Any] = {}
-        self.sums_added: set[tuple[str, int]] = set()
-        self._fits = 0
+        self.sums_added: set[tuple[str, int]] | None = None
+        self._example: Callable[[], Any] | None = None
+        self.compile_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._traced_steps: set[str] = set()
         self._seeds: Any = None
         self._feeding = threading.local()
@@ -64,6 +64,7 @@ class Engine:
             "test_on_batch": self._on_batch,
             "predict_on_batch": self._predict_on_batch,
             "get_compile_config": self._get_compile_config,
+            "save_weights": self._save_weights,
         }
         for name, function in own.items():
             original = getattr(model, name)
@@ -177,8 +178,13 @@ class Engine:
                 self._traced_steps.add(step_name)
                 self._trace_own_step(step_name, spec)
         self.adopt()
-        if phase != "predict" and self.replicas > 1:
-            self.sums_added |= added_losses.find_sums(self.model, example)
+        self._example = example
+
+    def measure_added_losses(self, step_name: str) -> None:
+        """Finds out which of the losses that layers add are sums over the batch; called when a step meets the first one."""
+        self.sums_added = set()
+        if self._example is not None:
+            self.sums_added = added_losses.find_sums(self.model, step_name, self._example())
 
     def _trace_own_step(self, name: str, spec: Any) -> None:
         step = getattr(self.model, name)
@@ -220,8 +226,10 @@ class Engine:
         with self.strategy.scope():
             result = original(*args, **kwargs)
         self.adopt()
+        self.compile_arguments = (args, kwargs)
         self._traced_steps.clear()
         self.whole_batch_losses.clear()
+        self.sums_added = None
         if kwargs.get("jit_compile") is True and self.replicas > 1:
             warnings.warn(
                 "compile: jit_compile=True was given, but XLA can't compile a step that communicates between replicas;"
@@ -234,9 +242,11 @@ class Engine:
         self._refuse_foreign_scope("fit")
         self.global_seeds()
         arguments = inspect.signature(original).bind_partial(*args, **kwargs)
-        self._fits += 1
         given = data.prepare_fit(self, dict(arguments.arguments))
-        return self._in_phase("train", original, **given)
+        try:
+            return self._in_phase("train", original, **given)
+        finally:
+            self.settle()
 
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("evaluate")
@@ -267,11 +277,36 @@ class Engine:
 
         Plain Keras saves the inner optimizer and loses the state of both where the loading process has another policy.
         """
+        self.settle()
         config = original()
         optimizer = getattr(self.model, "optimizer", None)
         if config and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             config = {**config, "optimizer": keras3.serialize(optimizer)}
         return config
+
+    def _save_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.settle()
+        return original(*args, **kwargs)
+
+    def settle(self) -> None:
+        """Gives replica 0 the sum of the gradients that replicas accumulated, so that what is saved is one device's state."""
+        if self.accumulates_locally:
+            state.settle(self.strategy, keras3.accumulators(self.model.optimizer))
+
+    @property
+    def accumulates_locally(self) -> bool:
+        """Whether gradients are accumulated on each replica and reduced once per update.
+
+        Not so for a train_step of the user's (its gradients are reduced in the tape, since it may look at them) nor under a
+        LossScaleOptimizer, which decides at every batch whether the gradients of all replicas are finite.
+        """
+        optimizer = getattr(self.model, "optimizer", None)
+        return (
+            self.replicas > 1
+            and optimizer is not None
+            and keras3.accumulation_steps(optimizer) > 1
+            and not keras3.has_own_step(self.model, "train_step")
+        )
 
     def _refuse_foreign_scope(self, call: str) -> None:
         if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self.strategy:

@@ -90,11 +90,12 @@ def split(batch: Any, replicas: int) -> tuple[list[Any], list[Share]]:
         shares.append(Share(count, total, first))
         start = tf.minimum(first, total - 1)
         size = tf.maximum(count, 1)
-        parts.append(keras.tree.map_structure(lambda v, a=start, n=size: _cut(v, a, n), batch))
+        parts.append(keras.tree.map_structure(lambda v, a=start, n=size: cut(v, a, n), batch))
     return parts, shares
 
 
-def _cut(value: Any, start: Any, size: Any) -> Any:
+def cut(value: Any, start: Any, size: Any) -> Any:
+    """Rows `start` to `start + size` of a dense, ragged or sparse tensor; what has no batch dimension is left whole."""
     if value is None or value.shape.rank == 0:
         return value
     if isinstance(value, tf.SparseTensor):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_mirror.engine import data, state
+from keras_mirror.engine import added_losses, data, state
 from keras_mirror.engine.step import Step
 from keras_mirror.seams import gate, keras3
 
@@ -62,12 +62,13 @@ class Replicated:
         """Calls `on_replica(step, share's data)` on every replica, each with its own step; returns per-replica values."""
         engine = self.engine
         parts, shares = self.shares(batch)
+        siblings: dict[int, Step] = {}
 
         @tf.autograph.experimental.do_not_convert
         def replica() -> Any:
             context = tf.distribute.get_replica_context()
             index = int(tf.get_static_value(context.replica_id_in_sync_group))
-            step = Step(engine, index, shares[index], self.own)
+            step = Step(engine, index, shares[index], self.own, siblings)
             with gate.entered(step):
                 return on_replica(step, parts[index])
 
@@ -88,13 +89,21 @@ class Execution(Replicated):
 
     def __call__(self, iterator: Iterable[Any]) -> Any:
         if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-            return self._many(iterator)
+            return self._measured(self._many, iterator)
         values = None
         for _, batch in zip(range(self.engine.model.steps_per_execution), iterator, strict=False):
-            values = self._one(keras.tree.map_structure(_tensor, batch))
+            values = self._measured(self._one, keras.tree.map_structure(_tensor, batch))
         if values is None:
             raise StopIteration
         return self._finish(values)
+
+    def _measured(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        try:
+            return function(argument)
+        except added_losses.Unmeasured:
+            # Raised in tracing, before anything was drawn or changed.
+            self.engine.measure_added_losses(self.name)
+            return function(argument)
 
     @tf.autograph.experimental.do_not_convert
     def _steps(self, iterator: Any) -> Any:
@@ -200,16 +209,32 @@ class Prediction(Replicated):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine, "predict_step")
         self.traces = 0
-        self._many = self._predict if engine.model.run_eagerly else tf.function(self._predict, reduce_retracing=True)
+        self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, batches: list[Any]) -> Any:
         batches = [keras.tree.map_structure(_tensor, data.without_optionals(batch)) for batch in batches]
         engine = self.engine
         if not engine.model.built or not all(layer.built for layer in keras3.sublayers(engine.model)):
             engine.build(keras3.keras_tensors(batches[0]), lambda: batches[0])
-        return self._many(batches)
+        if engine.model.run_eagerly:
+            return self._predict(batches)
+        leaves = [leaf for leaf in keras.tree.flatten(batches) if leaf is not None]
+        signature = tuple(_any_batch(leaf) for leaf in leaves)
+        if signature not in self._compiled:
+            self._compiled[signature] = self._compile(batches, signature)
+        return self._compiled[signature](*leaves)
 
-    @tf.autograph.experimental.do_not_convert
+    def _compile(self, batches: list[Any], signature: tuple[Any, ...]) -> Callable[..., Any]:
+        """Compiles for any batch size at once, so that a partial last batch isn't traced anew."""
+
+        @tf.autograph.experimental.do_not_convert
+        def function(*leaves: Any) -> Any:
+            supply = iter(leaves)
+            return self._predict(keras.tree.map_structure(lambda v: None if v is None else next(supply), batches))
+
+        compiled: Callable[..., Any] = tf.function(function, input_signature=signature)
+        return compiled
+
     def _predict(self, batches: list[Any]) -> Any:
         self.traces += 1
         outputs = [self._predict_one(batch) for batch in batches]
@@ -251,6 +276,16 @@ def _concat(parts: Any) -> Any:
     if parts[0].shape.rank == 0:
         return tf.stack(list(parts))
     return tf.concat(list(parts), 0)
+
+
+def _any_batch(value: Any) -> Any:
+    """The spec of a tensor, dense, ragged or sparse, with the batch dimension left open."""
+    spec = tf.type_spec_from_value(value)
+    shape = spec.shape.as_list()
+    shape = [None, *shape[1:]] if shape else shape
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
 
 
 def _tensor(value: Any) -> Any:

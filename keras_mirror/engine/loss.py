@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from keras_mirror.engine import added_losses
 from keras_mirror.seams import keras3
 
 if TYPE_CHECKING:
@@ -112,9 +113,11 @@ def added(step: Step, layer: Any, loss: Any) -> list[Any]:
 
     Which of a layer's losses are sums was measured beforehand, see `engine.added_losses`.
     """
+    if not step.alone and step.engine.sums_added is None:
+        raise added_losses.Unmeasured
     held = step.losses.setdefault(id(layer), [])
     for value in keras.tree.flatten(loss):
-        is_sum = (layer.path, len(held)) in step.engine.sums_added
+        is_sum = (layer.path, len(held)) in (step.engine.sums_added or ())
         held.append(value if step.alone or not is_sum else value * step.inverse_weight(value.dtype))
     return held
 

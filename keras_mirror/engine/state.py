@@ -121,3 +121,22 @@ def masked_moments(step: Step, original: Callable[..., Any], layer: Any, inputs:
     centred = tf.where(valid, inputs - tf.reshape(mean, shape), 0)
     (squares,) = step.all_reduce([tf.reduce_sum(tf.square(centred), axes)], "BatchNormalization was synchronised")
     return mean, squares / count
+
+
+def settle(strategy: tf.distribute.Strategy, accumulators: list[Any]) -> None:
+    """Gives replica 0 the sum of each accumulator over the replicas, and the others zero.
+
+    The sum is what one device holds, and what goes into a file; training goes on from it as if nothing had happened.
+    """
+    variables = [keras3.raw_variable(v) for v in accumulators]
+
+    @tf.autograph.experimental.do_not_convert
+    def replica() -> None:
+        context = tf.distribute.get_replica_context()
+        first = int(tf.get_static_value(context.replica_id_in_sync_group)) == 0
+        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [tf.identity(v) for v in variables])
+        for variable, total in zip(variables, totals, strict=True):
+            variable.assign(total if first else tf.zeros_like(total))
+
+    if variables:
+        tf.function(lambda: strategy.run(replica), autograph=False)()

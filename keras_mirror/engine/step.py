@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_mirror.engine import loss, optimizer, state
 from keras_mirror.engine.data import Share
-from keras_mirror.seams import gate, keras3
+from keras_mirror.seams import keras3
 
 if TYPE_CHECKING:
     from keras_mirror.engine.core import Engine
@@ -23,15 +23,18 @@ class Step:
         replica: index over all replicas of all workers.
         share: this replica's rows of the global batch.
         own: whether the user wrote the step (`train_step` and so on are overridden).
+        siblings: the steps of all replicas of this process by index; this one adds itself.
     """
 
-    def __init__(self, engine: Engine, replica: int, share: Share, own: bool) -> None:
+    def __init__(self, engine: Engine, replica: int, share: Share, own: bool, siblings: dict[int, Step]) -> None:
         self.engine = engine
         self.replica = replica
         self.replicas = engine.replicas
         self.local_index = replica % engine.local_replicas
         self.share = share
         self.own = own
+        self.siblings = siblings
+        siblings[replica] = self
         self.sums = engine.step_sums and own
         self.graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self.applying = False
@@ -146,27 +149,3 @@ class Step:
 
     def apply(self, original: Callable[..., Any], instance: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.apply(self, original, instance, *args, **kwargs)
-
-
-class BuildStep:
-    """Stands in for a step while the user's own `train_step` is traced once on placeholders, to make its variables.
-
-    Gradients are zeros and an optimizer's `apply` only builds it; all else is Keras's own code.
-    """
-
-    local_index = 0
-
-    def gradient(self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *_: Any, **__: Any) -> Any:
-        def zeros(source: Any) -> Any:
-            return tf.zeros(source.shape, source.dtype) if keras3.is_variable(source) else tf.zeros_like(source)
-
-        return tf.nest.map_structure(zeros, sources)
-
-    def apply(self, original: Callable[..., Any], optimizer_object: Any, grads: Any, variables: Any = None) -> None:
-        if variables is not None:
-            keras3.build_optimizer(optimizer_object, list(variables))
-
-    def __getattr__(self, hook: str) -> Callable[..., Any]:
-        if hook not in vars(gate.Hooks):
-            raise AttributeError(hook)
-        return lambda original, *args, **kwargs: original(*args, **kwargs)

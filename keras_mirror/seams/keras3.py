@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src import backend as keras_backend
 from keras.src import tree
@@ -149,6 +151,11 @@ def accumulation_steps(optimizer: Any) -> int:
 def accumulators(optimizer: Any) -> list[Any]:
     """The optimizer's gradient accumulators (keras Variables), empty before build or without accumulation."""
     return [v for v in getattr(optimizer, "_accumulated_gradients", None) or [] if v is not None]
+
+
+def accumulators_of(optimizer: Any, variables: list[Any]) -> list[Any]:
+    """The gradient accumulators that belong to these model variables, in their order."""
+    return [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
 
 
 def raw_iterations(optimizer: Any) -> Any:
@@ -393,9 +400,21 @@ def new_seed_generator(seed: int) -> Any:
     return seed_generator.SeedGenerator(seed=seed, name="keras_mirror_seed_generator")
 
 
-def set_global_seeds(generator: Any) -> None:
-    """Makes `generator` the global one of this thread."""
-    global_state.set_global_attribute("global_seed_generator", generator)
+def draws_at_random(layer: Any) -> bool:
+    """Whether a layer holds a SeedGenerator of its own, as Dropout, noise and augmentation layers do."""
+    return any(isinstance(value, seed_generator.SeedGenerator) for value in vars(layer).values())
+
+
+def save_random_state() -> tuple[Any, Any, Any]:
+    """What a model factory draws from: Python's and NumPy's generators and Keras's global seed generator."""
+    return random.getstate(), np.random.get_state(), global_state.get_global_attribute("global_seed_generator")
+
+
+def restore_random_state(state: tuple[Any, Any, Any]) -> None:
+    """Puts back what `save_random_state` returned."""
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    global_state.set_global_attribute("global_seed_generator", state[2])
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
