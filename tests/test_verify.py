@@ -101,6 +101,13 @@ class Noise(keras.layers.Layer):
         return x + 0.1 * keras.random.normal(keras.ops.shape(x), seed=self.seeds)
 
 
+def test_a_comparison_in_which_no_weight_moved_says_so():
+    still = MirroredFitter(lambda: keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, "softmax")]), devices=["CPU:0"])
+    still.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
+    assert any("no weight moved" in note for note in still.verify(X, Y, batch_size=64, steps=1).notes)
+    assert still.verify(X, Y, batch_size=64, steps=1).batch_size == len(X)
+
+
 def test_before_compile_it_says_to_compile():
     with pytest.raises(RuntimeError, match="compile"):
         MirroredFitter(build, devices=["CPU:0"]).verify(X, Y)

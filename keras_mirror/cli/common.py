@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from keras_mirror import requirements
@@ -70,9 +72,19 @@ def import_stack(extras: str, modules: Sequence[tuple[str, str]] = ()) -> None:
     Raises:
         CannotRun: one of them isn't there, can't be imported, or is a version that isn't supported.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    for module, package in [*modules, ("tensorflow", "TensorFlow"), ("keras", "Keras")]:
+    backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow":
+        raise CannotRun(f"found KERAS_BACKEND={backend}, expected tensorflow: replicas are those of tf.distribute. Unset it.")
+    with _quiet_tensorflow():
+        _import([*modules, ("tensorflow", "TensorFlow"), ("keras", "Keras")], extras)
+    try:
+        requirements.check()
+    except (ImportError, RuntimeError) as error:
+        raise CannotRun(str(error)) from error
+
+
+def _import(modules: Sequence[tuple[str, str]], extras: str) -> None:
+    for module, package in modules:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -84,11 +96,36 @@ def import_stack(extras: str, modules: Sequence[tuple[str, str]] = ()) -> None:
             ) from error
         except ImportError as error:
             raise CannotRun(_broken(package, error)) from error
-    try:
-        requirements.check()
-    except (ImportError, RuntimeError) as error:
-        raise CannotRun(str(error)) from error
 
 
 def _broken(package: str, error: ImportError) -> str:
     return f"{package} is installed but can't be imported ({error}): install it anew."
+
+
+@contextlib.contextmanager
+def _quiet_tensorflow() -> Iterator[None]:
+    """Holds back what TensorFlow writes on its own behalf, unless the user has chosen a level.
+
+    While TensorFlow 2.21 is imported, its libraries write to the process's standard error whatever TF_CPP_MIN_LOG_LEVEL says.
+    What was held back is shown where the import fails.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    try:
+        terminal = os.dup(2)
+    except OSError:  # The process has no standard error.
+        yield
+        return
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(terminal, held.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from keras_mirror import MirroredFitter
 
 ACCURACY = 0.97
-_HELD_OUT = 360
+_TRAINED_ON, _HELD_OUT = 1437, 360
 _VERIFY_STEPS = 5
 
 _DESCRIPTION = """\
 Trains a small convolutional network on scikit-learn's handwritten digits (1797 images of 8 x 8 pixels, which come with
-the package), on all GPUs, or without one on 2 simulated replicas on the CPU. Then it measures the accuracy on images
-that were held out, and trains copies of the network on one device and on the replicas to compare the two.
+the package) on all GPUs, or without one on 2 simulated replicas on the CPU. Before, it trains copies of the network for
+a few steps, one on one device and one on the replicas, and compares them. Afterwards it measures the accuracy on images
+that were held out.
 """
 _EPILOG = f"""\
 exit status:
@@ -74,6 +76,8 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo and returns its exit status."""
+    if arguments.batch_size > _TRAINED_ON:
+        raise common.CannotRun(f"--batch-size {arguments.batch_size} is more than the {_TRAINED_ON} images to train on.")
     clock = _Clock()
     common.import_stack("cpu,demo", [("sklearn.datasets", "scikit-learn")])
     from keras_mirror import MirroredFitter
@@ -81,27 +85,30 @@ def run(arguments: argparse.Namespace) -> int:
     devices = _devices_or_default(arguments.devices)
     (x, y), held_out = load_digits()
     model = MirroredFitter(build_model, devices=devices, seed=arguments.seed)
-    model.compile(_adam(), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    steps = arguments.epochs * -(-len(x) // arguments.batch_size)
+    model.compile(_optimizer(steps), "sparse_categorical_crossentropy", metrics=["accuracy"])
     _print_set_up(model, arguments.batch_size, len(x), len(held_out[0]))
     clock.lap("set-up")
+
+    batch = _uneven(arguments.batch_size, model.num_replicas)
+    _say("verify", f"{_VERIFY_STEPS} steps of {batch} images, by one copy of the model on one device and one on the replicas:")
+    # Before training: the steps are long then, and a difference would show.
+    report = model.verify(x, y, batch_size=batch, steps=_VERIFY_STEPS)
+    print(report, flush=True)
+    failures = [] if report.passed else ["the replicas differ from one device, see the report above"]
+    clock.lap("verification")
 
     traced = _after_first_step(clock)
     verbose = 1 if sys.stdout.isatty() else 2
     model.fit(x, y, batch_size=arguments.batch_size, epochs=arguments.epochs, verbose=verbose, callbacks=[traced])
     seconds = clock.lap("training")
     accuracy = _print_accuracy(model, *held_out)
-    failures = [] if accuracy >= ACCURACY else [f"the accuracy {accuracy:.4f} is below {ACCURACY}: try more epochs"]
+    failures += [] if accuracy >= ACCURACY else [f"the accuracy {accuracy:.4f} is below {ACCURACY}: try more epochs"]
     failures += _save(model, arguments.save)
     clock.lap("evaluation and saving" if arguments.save else "evaluation")
 
-    batch = _uneven(arguments.batch_size, model.num_replicas)
-    _say("verify", f"copies of the model, {_VERIFY_STEPS} steps of {batch} images on one device and on the replicas:")
-    report = model.verify(x, y, batch_size=batch, steps=_VERIFY_STEPS)
-    print(report, flush=True)
-    failures += [] if report.passed else ["the replicas differ from one device, see the report above"]
-    clock.lap("verification")
-
-    _say("time", f"{clock}; {arguments.epochs * len(x) / seconds:,.0f} images/s in training")
+    after_first_step = arguments.epochs * len(x) - arguments.batch_size
+    _say("time", f"{clock}; training takes {after_first_step / seconds:,.0f} images/s")
     for failure in failures:
         print(f"keras-mirror demo: failed: {failure}.", file=sys.stderr)
     if failures:
@@ -122,27 +129,38 @@ def load_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.n
 
 
 def build_model() -> keras.Model:
-    """The network. It draws nothing at random in training, so that the replicas can agree with one device exactly."""
+    """The network. What it computes in training depends on the global batch alone, so the replicas agree with one device."""
     import keras
 
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
-            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            *_convolution(32, "1"),
+            *_convolution(32, "2"),
             keras.layers.MaxPooling2D(2),
-            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
+            *_convolution(64, "3"),
             keras.layers.Flatten(),
-            keras.layers.Dense(10, activation="softmax"),
+            keras.layers.Dense(10, activation="softmax", name="classes"),
         ],
         name="digits",
     )
 
 
-def _adam() -> keras.optimizers.Optimizer:
+def _convolution(filters: int, number: str) -> list[keras.Layer]:
     import keras
 
-    return keras.optimizers.Adam(2e-3)
+    return [
+        keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"convolution_{number}"),
+        # Synchronised: mean and variance are those of the global batch, as on one device.
+        keras.layers.BatchNormalization(momentum=0.9, synchronized=True, name=f"normalization_{number}"),
+        keras.layers.Activation("relu"),
+    ]
+
+
+def _optimizer(steps: int) -> keras.optimizers.Optimizer:
+    import keras
+
+    return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, steps))
 
 
 def _devices_or_default(devices: int | str | list[str] | None) -> int | str | list[str] | None:
@@ -156,7 +174,7 @@ def _devices_or_default(devices: int | str | list[str] | None) -> int | str | li
     try:
         replicas.device_names(devices)
     except (ValueError, RuntimeError) as error:
-        raise common.CannotRun(f"{error}\nHere that is --devices cpu:N, with N replicas.") from error
+        raise common.CannotRun(re.sub(r'devices="(cpu:\d+)"', r"--devices \1", str(error))) from error
     return devices
 
 
@@ -164,7 +182,7 @@ def _after_first_step(clock: _Clock) -> keras.callbacks.Callback:
     """A callback that ends the lap "tracing" after the first step, which traces and compiles the training function."""
     import keras
 
-    class AfterFirstStep(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
+    class AfterFirstStep(keras.callbacks.Callback):
         seen = False
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mirror.engine import added_losses, data, loop, state
+from keras_mirror.engine import data, loop, measure, state
 from keras_mirror.engine.build import BuildStep
-from keras_mirror.seams import gate, install, keras3
+from keras_mirror.seams import gate, install, keras3, learning_rate
 from keras_mirror.seams import tensorflow as tf_seams
 
 ATTRIBUTE = "_keras_mirror_engine"
@@ -48,6 +48,7 @@ class Engine:
         self._traced_steps: set[str] = set()
         self._seeds: Any = None
         self._feeding = threading.local()
+        self._adapter: Any = None
 
     # -- attaching
 
@@ -147,6 +148,8 @@ class Engine:
     def _build_for_keras(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Stands in for Keras's `_maybe_symbolic_build`: reads the dataset's spec and draws no batch."""
         if iterator is not None:
+            if self.phase == "train":
+                self._adapter = iterator.data_adapter
             try:
                 spec = keras3.keras_tensors(keras3.epoch_dataset(iterator).element_spec)
             except keras3.UnknownRank:
@@ -180,11 +183,11 @@ class Engine:
         self.adopt()
         self._example = example
 
-    def measure_added_losses(self, step_name: str) -> None:
-        """Finds out which of the losses that layers add are sums over the batch; called when a step meets the first one."""
+    def measure_losses(self, step_name: str) -> None:
+        """Finds out which added losses are sums, and which losses look at the whole batch; called when a step meets one."""
         self.sums_added = set()
         if self._example is not None:
-            self.sums_added = added_losses.find_sums(self.model, step_name, self._example())
+            measure.measure(self, step_name, self._example)
 
     def _trace_own_step(self, name: str, spec: Any) -> None:
         step = getattr(self.model, name)
@@ -218,6 +221,19 @@ class Engine:
                 self._seeds = keras3.new_seed_generator(seed)
         return self._seeds
 
+    @property
+    def batch_size(self) -> int | None:
+        """The global batch size of the data that the running fit was given; None where the data doesn't tell."""
+        try:
+            return None if self._adapter is None else self._adapter.batch_size
+        except IndexError:  # The dataset's first tensor is a scalar.
+            return None
+
+    @property
+    def batch_is_per_replica(self) -> bool:
+        """Whether the running fit's `batch_size` was given as one replica's share: a dataset's batches are global ones."""
+        return self.batch == "per_replica" and self._adapter is not None and keras3.is_array_adapter(self._adapter)
+
     # -- the model's methods
 
     def _compile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -246,6 +262,9 @@ class Engine:
         try:
             return self._in_phase("train", original, **given)
         finally:
+            # A callback isn't told that fit failed.
+            learning_rate.release(self.model)
+            self._adapter = None
             self.settle()
 
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -114,12 +114,21 @@ def shares_of(distributed: Any, strategy: tf.distribute.Strategy) -> tuple[list[
         for i in range(len(strategy.extended.worker_devices))
     ]
     counts = [rows(batch_leaves(part)[0]) for part in local]
+    local = [keras.tree.map_structure(_at_least_one_row, part) for part in local]
     total = tf.add_n(counts)
     shares, first = [], tf.constant(0)
     for count in counts:
         shares.append(Share(count, total, first))
         first = first + count
     return local, shares
+
+
+def _at_least_one_row(value: Any) -> Any:
+    """A row of zeros for a share that the user's own distribution left without any."""
+    if value is None or not isinstance(value, tf.Tensor) or value.shape.rank == 0 or value.dtype == tf.string:
+        return value
+    row = tf.zeros(tf.concat([[1], tf.shape(value)[1:]], 0), value.dtype)
+    return tf.concat([value, row], 0)[: tf.maximum(tf.shape(value)[0], 1)]
 
 
 def is_distributed_batch(batch: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_mirror.engine import added_losses, data, state
+from keras_mirror.engine import data, measure, state
 from keras_mirror.engine.step import Step
 from keras_mirror.seams import gate, keras3
 
@@ -82,14 +82,21 @@ class Execution(Replicated):
         super().__init__(engine, name)
         self.traces = 0
         self._recipe: Recipe | None = None
-        eager = bool(engine.model.run_eagerly)
-        self._one = self._one_step if eager else tf.function(self._one_step, reduce_retracing=True)
-        self._many = self._steps if eager else tf.function(self._steps, reduce_retracing=True)
-        self._finish = self._logs if eager else tf.function(self._logs, reduce_retracing=True)
+        self._compiled = not engine.model.run_eagerly
+        self._one: Any = self._one_step
+        self._finish: Any = self._logs
+        self._many: Any = None
+        if self._compiled:
+            self._one = tf.function(self._one_step, reduce_retracing=True)
+            self._many = tf.function(self._steps, reduce_retracing=True)
+            self._finish = tf.function(self._logs, reduce_retracing=True)
 
     def __call__(self, iterator: Iterable[Any]) -> Any:
         if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-            return self._measured(self._many, iterator)
+            started, logs = self._measured(self._many if self._compiled else self._eager_steps, iterator)
+            if not started:
+                raise StopIteration
+            return logs
         values = None
         for _, batch in zip(range(self.engine.model.steps_per_execution), iterator, strict=False):
             values = self._measured(self._one, keras.tree.map_structure(_tensor, batch))
@@ -100,23 +107,38 @@ class Execution(Replicated):
     def _measured(self, function: Callable[[Any], Any], argument: Any) -> Any:
         try:
             return function(argument)
-        except added_losses.Unmeasured:
+        except measure.Unmeasured:
             # Raised in tracing, before anything was drawn or changed.
-            self.engine.measure_added_losses(self.name)
+            self.engine.measure_losses(self.name)
             return function(argument)
 
-    @tf.autograph.experimental.do_not_convert
-    def _steps(self, iterator: Any) -> Any:
-        steps = int(self.engine.model.steps_per_execution)
-        batch = iterator.get_next()
-        # Nothing may run before there is a batch: at the end of the data get_next fails, and the step with it.
-        with tf.control_dependencies(_flat(batch)):
+    def _eager_steps(self, iterator: Any) -> tuple[bool, Any]:
+        values = None
+        for _, batch in zip(range(self.engine.model.steps_per_execution), iterator, strict=False):
             values = self._one(batch)
-        if steps > 1:
-            values = self._remaining(iterator, steps, values)
-        return self._logs(values)
+        return (False, {}) if values is None else (True, self._logs(values))
 
-    def _remaining(self, iterator: Any, steps: int, values: list[Any]) -> list[Any]:
+    @tf.autograph.experimental.do_not_convert
+    def _steps(self, iterator: Any) -> tuple[Any, Any]:
+        """Up to `steps_per_execution` steps; returns whether there was a batch at all, and the logs.
+
+        A step stands in a cond on there being a batch. With a plain `get_next`, what doesn't depend on the data (the count
+        of iterations, weight decay) runs once more at the end of data of unknown length, as it does in Keras.
+        """
+        steps = int(self.engine.model.steps_per_execution)
+        batch = iterator.get_next_as_optional()
+        started = batch.has_value()
+        values = tf.cond(started, lambda: tuple(self._one(batch.get_value())), lambda: self._zeros(batch.element_spec))
+        if steps > 1:
+            values = self._remaining(iterator, steps, started, values)
+        return started, self._logs(list(values))
+
+    def _zeros(self, batch_spec: Any) -> tuple[Any, ...]:
+        """Values in the shape of a step's, for a call that found no batch."""
+        outputs = self._one.get_concrete_function(batch_spec).structured_outputs
+        return tuple(tf.zeros([size or 0 for size in value.shape], value.dtype) for value in outputs)
+
+    def _remaining(self, iterator: Any, steps: int, started: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
         def more(done: Any, has_batch: Any, *_: Any) -> Any:
             return tf.logical_and(done < steps, has_batch)
 
@@ -126,9 +148,9 @@ class Execution(Replicated):
             values = tf.cond(has_batch, lambda: tuple(self._one(batch.get_value())), lambda: values)
             return (done + 1, has_batch, *values)
 
-        loop_vars = (tf.constant(1), tf.constant(True), *values)
+        loop_vars = (tf.constant(1), started, *values)
         shapes = tf.nest.map_structure(lambda v: v.shape, loop_vars)
-        return list(tf.while_loop(more, body, loop_vars, shape_invariants=shapes)[2:])
+        return tuple(tf.while_loop(more, body, loop_vars, shape_invariants=shapes)[2:])
 
     @tf.autograph.experimental.do_not_convert
     def _one_step(self, batch: Any) -> list[Any]:
@@ -292,8 +314,3 @@ def _tensor(value: Any) -> Any:
     if value is None or tf.is_tensor(value) or isinstance(value, tf.distribute.DistributedValues):
         return value
     return keras3.to_tensor(value)
-
-
-def _flat(batch: Any) -> list[Any]:
-    leaves = [v for v in keras.tree.flatten(batch) if v is not None]
-    return [t for t in tf.nest.flatten(leaves, expand_composites=True) if tf.is_tensor(t)]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_mirror.engine import added_losses
+from keras_mirror.engine import measure
 from keras_mirror.seams import keras3
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def call(step: Step, original: Callable[..., Any], loss: Any, y_true: Any, y_pre
     if step.alone or step.whole_batch or keras3.is_compile_loss(loss):
         return original(loss, y_true, y_pred, sample_weight)
     known = step.engine.whole_batch_losses
+    if step.engine.sums_added is None and not keras3.treats_rows_alone(loss):
+        raise measure.Unmeasured
     if id(loss) not in known:
         try:
             return original(loss, y_true, y_pred, sample_weight)
@@ -111,15 +113,36 @@ def additional(step: Step, original: Callable[..., Any], model: Any, loss: Any) 
 def added(step: Step, layer: Any, loss: Any) -> list[Any]:
     """What a layer's `add_loss` adds inside a step: a sum over the batch is turned into a mean over the share.
 
-    Which of a layer's losses are sums was measured beforehand, see `engine.added_losses`.
+    Which of a layer's losses are sums was measured beforehand, see `engine.measure`.
     """
     if not step.alone and step.engine.sums_added is None:
-        raise added_losses.Unmeasured
+        raise measure.Unmeasured
     held = step.losses.setdefault(id(layer), [])
     for value in keras.tree.flatten(loss):
         is_sum = (layer.path, len(held)) in (step.engine.sums_added or ())
         held.append(value if step.alone or not is_sum else value * step.inverse_weight(value.dtype))
     return held
+
+
+def metric_update(
+    step: Step, original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    """`MeanMetricWrapper.update_state` inside a step: a metric function that returns a scalar sees the global batch."""
+    if step.alone or step.nested:
+        return original(metric, y_true, y_pred, sample_weight)
+    if id(metric) not in step.engine.whole_batch_losses:
+        step.scalar_means_whole_batch = True
+        try:
+            return original(metric, y_true, y_pred, sample_weight)
+        except _WholeBatch:
+            step.engine.whole_batch_losses[id(metric)] = metric
+        finally:
+            step.scalar_means_whole_batch = False
+    y_true, y_pred, sample_weight = _gathered(step, y_true, y_pred, sample_weight)
+    if sample_weight is not None:
+        # Every replica adds the whole batch's value; weighted n/N they add up to it once.
+        sample_weight = keras.ops.cast(sample_weight, metric.dtype) * step.weight(metric.dtype)
+    return original(metric, y_true, y_pred, sample_weight)
 
 
 def metric_values(step: Step, original: Callable[..., Any], values: Any, sample_weight: Any, reduce_fn: Any, dtype: Any) -> Any:
@@ -128,7 +151,11 @@ def metric_values(step: Step, original: Callable[..., Any], values: Any, sample_
     A scalar without a weight (a custom step's `tracker.update_state(loss)`) counts once per step on one device. Weighted
     n/N on each replica, total and count both come out as on one device.
     """
-    if step.alone or sample_weight is not None or len(values.shape) > 0:
+    if step.alone or len(values.shape) > 0:
+        return original(values, sample_weight, reduce_fn, dtype)
+    if step.scalar_means_whole_batch:
+        raise _WholeBatch
+    if sample_weight is not None:
         return original(values, sample_weight, reduce_fn, dtype)
     weight_dtype = dtype or keras.config.floatx()
     weight = step.has_examples(weight_dtype) if step.sums else step.weight(weight_dtype)

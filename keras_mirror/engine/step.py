@@ -39,6 +39,7 @@ class Step:
         self.graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self.applying = False
         self.whole_batch = False
+        self.scalar_means_whole_batch = False
         self.losses: dict[int, list[Any]] = {}
         self.written: dict[int, Any] = {}
         self.results: dict[int, tuple[Any, str | None, Any]] = {}
@@ -120,6 +121,9 @@ class Step:
     def clear_losses(self, original: Callable[..., Any], layer: Any) -> Any:
         for each in [layer, *keras3.sublayers(layer)]:
             self.losses.pop(id(each), None)
+
+    def metric_update(self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any) -> Any:
+        return loss.metric_update(self, original, metric, *args, **kwargs)
 
     def metric_values(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return loss.metric_values(self, original, *args, **kwargs)

@@ -53,6 +53,8 @@ def install() -> None:
     gate.gated(tf_trainer.TensorFlowTrainer, "_aggregate_additional_loss", "additional_loss")
     # A scalar given to a Mean without a weight counts once per step, not once per replica.
     gate.gated(reduction_metrics, "reduce_to_samplewise_values", "metric_values")
+    # A metric function that returns a scalar is a function of the whole batch.
+    gate.gated(keras.metrics.MeanMetricWrapper, "update_state", "metric_update")
     # Each replica draws its own numbers; the generator's state stays the same everywhere.
     gate.gated(seed_generator.SeedGenerator, "next", "next_seed")
     # Keras keeps the global generator in thread-local state, which a replica's thread hasn't.
@@ -250,8 +252,9 @@ def masked_mean_divisor(mask: Any, dtype: Any) -> Any:
 @functools.cache
 def _mask_has_epsilon() -> bool:
     """Asks Keras itself: with one valid entry of two, the weight is 2, or 2 / (1 + epsilon)."""
-    weight = loss_module.apply_mask(None, tf.constant([True, False]), dtype="float64", reduction="mean")
-    return bool(abs(float(weight[0]) - 2.0) > 1e-12)
+    with tf.init_scope():
+        weight = loss_module.apply_mask(None, tf.constant([True, False]), dtype="float64", reduction="mean")
+        return bool(abs(float(weight[0]) - 2.0) > 1e-12)
 
 
 def merged_weight(values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
@@ -285,6 +288,25 @@ def observe_results(metrics: Iterable[Any]) -> None:
         for owner in type(metric).__mro__:
             if issubclass(owner, keras.metrics.Metric) and "result" in vars(owner):
                 gate.gated(owner, "result", "metric_result")
+
+
+@functools.cache
+def _losses_of_single_rows() -> tuple[type, ...]:
+    whole_batch = {"Dice", "Tversky", "Circle"}
+    found = [getattr(keras.losses, name) for name in dir(keras.losses) if name not in whole_batch]
+    return tuple(c for c in found if isinstance(c, type) and issubclass(c, keras.losses.Loss) and c is not keras.losses.Loss)
+
+
+def treats_rows_alone(loss: Any) -> bool:
+    """Whether it is one of Keras's own losses whose value for a row depends on that row alone.
+
+    A string or a function of Keras's given to compile becomes a wrapper around that function.
+    """
+    if type(loss) in _losses_of_single_rows():
+        return True
+    function = getattr(loss, "fn", None)
+    name = getattr(function, "__name__", "")
+    return function is not None and getattr(keras.losses, name, None) is function and name not in ("dice", "tversky", "circle")
 
 
 # -- the trainer -------------------------------------------------------------------------------------------------------
@@ -333,8 +355,10 @@ def keras_tensors(spec: Any) -> Any:
     """A batch's tensors, arrays or TensorSpecs as KerasTensors whose batch dimension is None."""
 
     def one(value: Any) -> Any:
-        if value is None or isinstance(value, tf.experimental.Optional | tf.OptionalSpec | tf.NoneTensorSpec):
+        if value is None or isinstance(value, _MISSING):
             return None
+        # A dataset that the user distributed already has one spec per replica.
+        value = getattr(value, "_value_specs", [value])[0]
         if isinstance(value, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             shape, dtype = value.shape, value.dtype
         else:
@@ -353,6 +377,10 @@ def keras_tensors(spec: Any) -> Any:
             return keras.KerasTensor(shape, dtype, sparse=sparse)
 
     return tree.map_structure(one, spec)
+
+
+# How a dataset says that an element is missing. `tf.NoneTensorSpec` is no public name in every supported TensorFlow.
+_MISSING = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
 
 
 class UnknownRank(Exception):

@@ -85,3 +85,41 @@ def test_a_generator_is_trained_on_from_its_first_batch():
 
     history = model.fit(batches(), epochs=1, verbose=0)
     assert history.history["seen"] == [3 + 40 + 500 + 6000 + 70000]
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize("batches", [3, 4])
+def test_nothing_is_updated_once_more_at_the_end_of_data_of_unknown_length(batches, steps_per_execution):
+    def generator():
+        for i in range(batches):
+            yield X[4 * i : 4 * i + 4], Y[4 * i : 4 * i + 4]
+
+    def fit(model, data):
+        model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.5), "mse", steps_per_execution=steps_per_execution)
+        model.fit(data, verbose=0, shuffle=False)
+        return model
+
+    model = MirroredFitter(build, devices=["CPU:0", "CPU:1"], seed=1)
+    start = model.get_weights()
+    fit(model, generator())
+    assert int(model.optimizer.iterations) == batches
+    known = MirroredFitter(build, devices=["CPU:0", "CPU:1"], seed=1)
+    known.set_weights(start)
+    fit(known, tf.data.Dataset.from_tensor_slices((X[: 4 * batches], Y[: 4 * batches])).batch(4))
+    for mine, theirs in zip(model.get_weights(), known.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+
+
+def test_a_dataset_that_the_user_distributed_gives_each_replica_what_it_was_given():
+    def fit(distribute):
+        model = MirroredFitter(build, devices=["CPU:0", "CPU:1", "CPU:2"], seed=1)
+        model.compile("adam", "mse")
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6)
+        data = model.strategy.experimental_distribute_dataset(data) if distribute else data
+        history = model.fit(data, epochs=2, verbose=0, shuffle=False)
+        return history.history["loss"], model.get_weights()
+
+    mine, whole = fit(True), fit(False)
+    np.testing.assert_allclose(mine[0], whole[0], rtol=1e-6)
+    for a, b in zip(mine[1], whole[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,125 @@
+"""What can't be seen in a loss's value and is measured instead, once, on a few rows of the first batch.
+
+- `self.add_loss(ops.sum(x))` and `self.add_loss(ops.mean(x))` look alike, and so does an activity regulariser before Keras
+  divided it by the batch size. On a share the first has to be multiplied by N/n, the second not.
+- A loss that returns a value for each row may still look at the other rows (in-batch negatives, Circle). It has to be
+  evaluated on the global batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_mirror.engine import data
+from keras_mirror.engine.build import BuildStep
+from keras_mirror.seams import gate, keras3
+
+if TYPE_CHECKING:
+    from keras_mirror.engine.core import Engine
+
+# Enough rows to tell a sum from a mean, few enough for one device to hold.
+_ROWS = 32
+
+
+class Unmeasured(Exception):
+    """A step met what has to be measured first. It is raised in tracing; the step is traced again afterwards."""
+
+
+class Recorder(BuildStep):
+    """Runs a step on values without changing anything, and keeps what layers add and how losses treat their rows."""
+
+    def __init__(self) -> None:
+        self.added: dict[tuple[str, int], float] = {}
+        self.looks_at_other_rows: dict[int, Any] = {}
+        self._counts: dict[int, int] = {}
+
+    def add_loss(self, original: Callable[..., Any], layer: Any, loss_value: Any) -> None:
+        for value in keras.tree.flatten(loss_value):
+            index = self._counts.get(id(layer), 0)
+            self._counts[id(layer)] = index + 1
+            if len(value.shape) == 0:
+                self.added[(layer.path, index)] = float(value)
+        original(layer, loss_value)
+
+    def clear_losses(self, original: Callable[..., Any], layer: Any) -> None:
+        for each in keras3.sublayers(layer):
+            self._counts.pop(id(each), None)
+        original(layer)
+
+    def call_loss(self, original: Callable[..., Any], instance: Any, y_true: Any, y_pred: Any, *more: Any, **kwargs: Any) -> Any:
+        known = keras3.is_compile_loss(instance) or keras3.treats_rows_alone(instance)
+        if not known and _looks_at_other_rows(instance, y_true, y_pred):
+            self.looks_at_other_rows[id(instance)] = instance
+        return original(instance, y_true, y_pred, *more, **kwargs)
+
+
+def measure(engine: Engine, step_name: str, example: Callable[[], Any]) -> None:
+    """Runs the model's step on a few rows, and on two uneven parts of them, and tells the engine what it found.
+
+    An added loss is a mean if the parts' weighted mean is the whole, a sum if the parts' sum is; anything else (random
+    draws) is taken for a mean. Nothing in the model is changed.
+
+    Args:
+        engine: the model's engine, whose `sums_added` and `whole_batch_losses` are filled.
+        step_name: "train_step" or "test_step".
+        example: returns a batch.
+    """
+    engine.sums_added = set()
+    batch = keras.tree.map_structure(lambda v: None if v is None else keras3.to_tensor(v), data.without_optionals(example()))
+    rows = min(int(data.rows(data.batch_leaves(batch)[0])), _ROWS)
+    if rows < 2:
+        return
+    whole = _record(engine.model, step_name, batch, 0, rows)
+    engine.whole_batch_losses.update(whole.looks_at_other_rows)
+    if not whole.added:
+        return
+    first = max(1, rows // 3)
+    head = _record(engine.model, step_name, batch, 0, first).added
+    tail = _record(engine.model, step_name, batch, first, rows).added
+    for key, value in whole.added.items():
+        if key not in head or key not in tail:
+            continue
+        as_sum = abs(head[key] + tail[key] - value)
+        as_mean = abs((first * head[key] + (rows - first) * tail[key]) / rows - value)
+        if as_sum < as_mean and as_sum <= 1e-3 * abs(value):
+            engine.sums_added.add(key)
+
+
+def _record(model: keras.Model, step_name: str, batch: Any, start: int, stop: int) -> Recorder:
+    recorder = Recorder()
+    part = keras.tree.map_structure(lambda v: data.cut(v, start, stop - start), batch)
+    try:
+        with gate.entered(recorder), keras3.stateless(), tf.init_scope():
+            getattr(model, step_name)(part)
+    except Exception:
+        # The step itself will be run right after this, and tell the user what is wrong with it.
+        return recorder
+    return recorder
+
+
+def _looks_at_other_rows(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    """Whether a loss's values for the rows of a batch differ from its values for the same rows in two parts."""
+    y_true, y_pred = keras.tree.map_structure(lambda v: keras.ops.convert_to_tensor(v, dtype=loss.dtype), (y_true, y_pred))
+    rows = int(data.rows(keras.tree.flatten(y_pred)[0]))
+    if rows < 2:
+        return False
+    cut = max(1, rows // 3)
+
+    def values(start: int, stop: int) -> Any:
+        part = keras.tree.map_structure(lambda v: v[start:stop], (y_true, y_pred))
+        return np.asarray(loss.call(*part))
+
+    try:
+        whole, parts = values(0, rows), [values(0, cut), values(cut, rows)]
+    except Exception:
+        return False
+    if whole.ndim == 0:
+        return True
+    joined = np.concatenate(parts)
+    scale = np.max(np.abs(whole), initial=0.0)
+    return joined.shape == whole.shape and not np.allclose(joined, whole, rtol=1e-4, atol=1e-4 * scale, equal_nan=True)
