@@ -177,7 +177,7 @@ def _check_factory(factory: Any) -> None:
             " made on every replica.\nPass the function: MirroredFitter(build_model), or"
             " MirroredFitter(lambda: keras.models.load_model(path)) for a saved one."
         )
-    if not callable(factory):
+    if not callable(factory) or isinstance(factory, (MirroredFitter, keras.layers.Layer)):
         raise TypeError(
             f"MirroredFitter: model_factory is a {type(factory).__name__}, expected a function that returns a keras.Model."
         )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import random
 import threading
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_mirror import notices
 from keras_mirror.engine import data, loop, measure, state
 from keras_mirror.engine.build import BuildStep
 from keras_mirror.seams import gate, install, keras3, learning_rate
@@ -83,6 +82,7 @@ class Engine:
         # With the default strategy Keras's loop delivers whole global batches, whatever scope fit is called in.
         keras3.use_strategy(model, _default_strategy())
         self.adopt()
+        self._warn_of_jit()
 
     # -- objects of the user's
 
@@ -106,6 +106,7 @@ class Engine:
                     "An optimizer belongs to one model: pass a new one, e.g."
                     f" {type(optimizer).__name__}.from_config(optimizer.get_config())."
                 )
+            self._refuse_of_another_strategy("optimizer", optimizer)
             for variable in optimizer.variables:
                 keras3.move_into(variable, self.strategy)
                 tf_seams.make_local(keras3.raw_variable(variable))
@@ -114,9 +115,19 @@ class Engine:
             tf_seams.make_local(keras3.raw_variable(variable))
         metrics = [m for m in keras.tree.flatten(more) if isinstance(m, keras.metrics.Metric)]
         for metric in [*metrics, *self._metrics()]:
+            self._refuse_of_another_strategy("metric", metric)
             for variable in metric.variables:
                 keras3.move_into(variable, self.strategy)
         keras3.observe_results(_with_parts(self._metrics()))
+
+    def _refuse_of_another_strategy(self, kind: str, owner: Any) -> None:
+        for variable in owner.variables:
+            if tf_seams.owner_of(keras3.raw_variable(variable)) not in (None, self.strategy):
+                raise ValueError(
+                    f"compile: the {kind} {owner.name!r} ({type(owner).__name__}) belongs to a model on other replicas.\n"
+                    f"One {kind} can't serve two strategies: pass a new one, e.g."
+                    f" {type(owner).__name__}.from_config({kind}.get_config())."
+                )
 
     def _optimizers(self) -> list[Any]:
         return [v for v in vars(self.model).values() if keras3.is_optimizer(v)]
@@ -151,7 +162,9 @@ class Engine:
             if self.phase == "train":
                 self._adapter = iterator.data_adapter
             try:
-                spec = keras3.keras_tensors(keras3.epoch_dataset(iterator).element_spec)
+                raw = keras3.epoch_dataset(iterator).element_spec
+                data.refuse_unbatched(self.model, raw)
+                spec = keras3.keras_tensors(raw)
             except keras3.UnknownRank:
                 spec = keras3.keras_tensors(keras3.example_batch(iterator))
             example = functools.partial(keras3.example_batch, iterator)
@@ -246,21 +259,24 @@ class Engine:
         self._traced_steps.clear()
         self.whole_batch_losses.clear()
         self.sums_added = None
-        if kwargs.get("jit_compile") is True and self.replicas > 1:
-            warnings.warn(
-                "compile: jit_compile=True was given, but XLA can't compile a step that communicates between replicas;"
-                " this version of keras_mirror trains without XLA, with equal results.",
-                stacklevel=3,
-            )
+        self._warn_of_jit()
         return result
+
+    def _warn_of_jit(self) -> None:
+        if self.replicas > 1 and keras3.wants_jit(self.model):
+            notices.warn(
+                "compile: jit_compile=True was given, but XLA can't compile a step that communicates between replicas;"
+                " this version of keras_mirror trains without XLA, with equal results."
+            )
 
     def _fit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("fit")
         self.global_seeds()
-        arguments = inspect.signature(original).bind_partial(*args, **kwargs)
-        given = data.prepare_fit(self, dict(arguments.arguments))
+        if not keras3.has_own_fit(self.model):
+            arguments = data.named(original, args, kwargs)
+            args, kwargs = (), data.prepare_fit(self, arguments)
         try:
-            return self._in_phase("train", original, **given)
+            return self._in_phase("train", original, *args, **kwargs)
         finally:
             # A callback isn't told that fit failed.
             learning_rate.release(self.model)
@@ -270,26 +286,23 @@ class Engine:
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("evaluate")
         self.global_seeds()
-        return self._in_phase("test", original, *args, **self._batched(original, kwargs))
+        return self._in_phase("test", original, **data.per_replica(self, data.named(original, args, kwargs)))
 
     def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("predict")
         self.global_seeds()
-        return self._in_phase("predict", original, *args, **self._batched(original, kwargs))
+        return self._in_phase("predict", original, **data.per_replica(self, data.named(original, args, kwargs)))
 
     def _on_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._refuse_foreign_scope(original.__name__)
         self.global_seeds()
         phase = "train" if original.__name__ == "train_on_batch" else "test"
         return self._in_phase(phase, original, *args, **kwargs)
 
     def _predict_on_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._refuse_foreign_scope("predict_on_batch")
         self.global_seeds()
         return self._in_phase("predict", original, *args, **kwargs)
-
-    def _batched(self, original: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if self.batch == "per_replica" and kwargs.get("batch_size"):
-            return {**kwargs, "batch_size": kwargs["batch_size"] * self.replicas}
-        return kwargs
 
     def _get_compile_config(self, original: Callable[..., Any]) -> Any:
         """Saves the LossScaleOptimizer that compile put around the optimizer, so that loading finds its state.

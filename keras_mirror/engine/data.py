@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -29,6 +31,38 @@ class Share:
     count: Any
     total: Any
     first: Any
+
+
+# What Keras takes where arrays are given without a batch size.
+_KERAS_BATCH_SIZE = 32
+_UNBATCHED = (
+    "MirroredFitter: found a batch without any tensor of rank 1 or more, expected (inputs, targets, ...) whose"
+    " first dimension counts examples.\nBatch the dataset: dataset.batch(global_batch_size)."
+)
+
+
+def refuse_unbatched(model: keras.Model, batch: Any) -> None:
+    """Refuses what a dataset yields that was never batched.
+
+    Args:
+        model: a model; where its inputs' shapes are known, an example without a batch dimension is recognised.
+        batch: a batch's tensors or their specs.
+
+    Raises:
+        ValueError: no tensor has a batch dimension, or the inputs have the shape of one example.
+    """
+    leaves = [v for v in keras.tree.flatten(batch) if isinstance(v, (tf.TensorSpec, tf.Tensor)) and v.shape.rank is not None]
+    if leaves and all(leaf.shape.rank == 0 for leaf in leaves):
+        raise ValueError(_UNBATCHED)
+    given = keras.tree.flatten(keras3.unpack(batch)[0] if isinstance(batch, tuple) else batch)
+    for leaf, want in zip(given, keras3.model_inputs(model), strict=False):
+        if isinstance(leaf, (tf.TensorSpec, tf.Tensor)) and leaf.shape.rank == len(want.shape) - 1:
+            one = tuple(leaf.shape)
+            if one == tuple(want.shape[1:]) and None not in one:
+                raise ValueError(
+                    f"MirroredFitter: the data yields inputs of shape {one}, expected a batch of them: {tuple(want.shape)}.\n"
+                    "Batch the dataset: dataset.batch(global_batch_size)."
+                )
 
 
 def without_optionals(batch: Any) -> Any:
@@ -69,9 +103,12 @@ def split(batch: Any, replicas: int) -> tuple[list[Any], list[Share]]:
     """
     leaves = batch_leaves(batch)
     if not leaves:
+        raise ValueError(_UNBATCHED)
+    known = [leaf.shape[0] for leaf in leaves if leaf.shape[0] is not None]
+    if len(set(known)) > 1:
         raise ValueError(
-            "MirroredFitter: found a batch without any tensor of rank 1 or more, expected (inputs, targets, ...) whose"
-            " first dimension counts examples.\nBatch the dataset: dataset.batch(global_batch_size)."
+            f"MirroredFitter: inputs, targets and weights differ in rows: found {', '.join(map(str, known))}, expected the same"
+            " number in every one."
         )
     total = rows(leaves[0])
     checks = []
@@ -181,13 +218,35 @@ def array_dataset(inputs: Any, order: ArrayOrder, examples: int, batch_size: int
     return dataset.apply(tf.data.experimental.assert_cardinality(length))
 
 
+def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name. What doesn't fit the signature raises the TypeError that the call itself would."""
+    signature = inspect.signature(function)
+    try:
+        found = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}() {error}") from None
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            found.update(found.pop(name, {}))
+    return dict(found)
+
+
+def per_replica(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The call's batch sizes as global ones, where the fitter's count one replica's share; Keras's default of 32 too."""
+    if engine.batch != "per_replica":
+        return arguments
+    arguments = dict(arguments)
+    if arguments.get("batch_size") is None and keras3.holds_arrays(arguments) and not arguments.get("steps_per_epoch"):
+        arguments["batch_size"] = _KERAS_BATCH_SIZE
+    for name in ("batch_size", "validation_batch_size"):
+        if arguments.get(name):
+            arguments[name] *= engine.replicas
+    return arguments
+
+
 def prepare_fit(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of fit, with arrays that are shuffled in an order of our own; everything else goes to Keras as it is."""
-    arguments = dict(arguments)
-    if engine.batch == "per_replica":
-        for name in ("batch_size", "validation_batch_size"):
-            if arguments.get(name):
-                arguments[name] *= engine.replicas
+    arguments = per_replica(engine, arguments)
     if arguments.get("validation_split") and arguments.get("validation_data") is None:
         arrays = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
         (x, y, weight), arguments["validation_data"] = keras3.train_validation_split(arrays, arguments.pop("validation_split"))

@@ -236,6 +236,7 @@ class Prediction(Replicated):
     def __call__(self, batches: list[Any]) -> Any:
         batches = [keras.tree.map_structure(_tensor, data.without_optionals(batch)) for batch in batches]
         engine = self.engine
+        data.refuse_unbatched(engine.model, batches[0])
         if not engine.model.built or not all(layer.built for layer in keras3.sublayers(engine.model)):
             engine.build(keras3.keras_tensors(batches[0]), lambda: batches[0])
         if engine.model.run_eagerly:

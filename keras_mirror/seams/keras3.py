@@ -228,6 +228,25 @@ def _make_variables_readable() -> None:
 
         seam._keras_mirror_original = original  # type: ignore[attr-defined]
         setattr(keras.Variable, name, seam)
+    _make_numpy_readable()
+
+
+def _make_numpy_readable() -> None:
+    """`variable.numpy()` in another strategy's scope (cloning a mirrored model in a second factory) is no mixing of both."""
+    original = tf_core.Variable.__dict__["numpy"]
+    if hasattr(original, "_keras_mirror_original"):
+        return
+
+    @functools.wraps(original)
+    def numpy(self: Any) -> Any:
+        owner = tf_seams.owner_of(_raw(self))
+        foreign = owner is not None and tf.distribute.has_strategy() and tf.distribute.get_strategy() is not owner
+        if foreign and tf.executing_eagerly() and tf_seams.is_mirrored(_raw(self)):
+            return tf_seams.components(_raw(self))[0].numpy()
+        return original(self)
+
+    numpy._keras_mirror_original = original  # type: ignore[attr-defined]
+    tf_core.Variable.numpy = numpy
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------
@@ -317,6 +336,22 @@ def has_own_step(model: Any, name: str) -> bool:
     return name in vars(model) or getattr(type(model), name) is not getattr(tf_trainer.TensorFlowTrainer, name)
 
 
+def has_own_fit(model: Any) -> bool:
+    """Whether the user's class overrides `fit`, which may then have any signature."""
+    return type(model).fit is not tf_trainer.TensorFlowTrainer.fit
+
+
+def wants_jit(model: Any) -> bool:
+    """Whether the user asked compile for `jit_compile=True` ("auto" is no under a strategy)."""
+    return bool(model.compiled and model._jit_compile)
+
+
+def model_inputs(model: Any) -> list[Any]:
+    """The symbolic inputs of a functional or built Sequential model; empty where the class doesn't say."""
+    inputs = getattr(model, "inputs", None) if model.built else None
+    return tree.flatten(inputs) if inputs is not None else []
+
+
 def use_strategy(model: Any, strategy: tf.distribute.Strategy | None) -> None:
     """Sets the strategy that Keras's own loop feeds.
 
@@ -342,8 +377,20 @@ def is_built(model: Any) -> bool:
 
 
 def symbolic_build(model: Any, spec: Any) -> None:
-    """Builds layers, losses, metrics and the optimizer from a batch of KerasTensors, as Keras does under a strategy."""
-    model._symbolic_build(data_batch=spec)
+    """Builds layers, losses, metrics and the optimizer from a batch of KerasTensors, as Keras does under a strategy.
+
+    An error of the user's own code is raised as it is, without the two RuntimeErrors that Keras puts around it.
+    """
+    try:
+        model._symbolic_build(data_batch=spec)
+    except RuntimeError as error:
+        inner: BaseException = error
+        while isinstance(inner, RuntimeError) and any(text in str(inner) for text in _BUILD_WRAPPERS) and inner.__context__:
+            inner = inner.__context__
+        raise inner from None
+
+
+_BUILD_WRAPPERS = ("Unable to automatically build the model", "Could not automatically infer the output shape")
 
 
 def sublayers(model: Any) -> list[Any]:

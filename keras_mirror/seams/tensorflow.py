@@ -36,6 +36,11 @@ def is_distributed(variable: Any) -> bool:
     return isinstance(variable, tf.distribute.DistributedValues)
 
 
+def is_mirrored(variable: Any) -> bool:
+    """Whether the variable holds the same value on each replica (a metric's holds a part on each)."""
+    return is_distributed(variable) and variable.synchronization != tf.VariableSynchronization.ON_READ
+
+
 def owner_of(variable: Any) -> tf.distribute.Strategy | None:
     """The strategy under which a distributed variable was made; None for a plain one."""
     return getattr(variable, "_distribute_strategy", None) if is_distributed(variable) else None
@@ -57,11 +62,8 @@ def make_local(variable: Any) -> None:
 
 
 def is_mirrored_strategy(strategy: tf.distribute.Strategy) -> bool:
-    """Synchronous data parallelism with a copy of each variable per replica: Mirrored, MultiWorkerMirrored, OneDevice."""
-    return isinstance(
-        strategy,
-        (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.OneDeviceStrategy),
-    )
+    """Synchronous data parallelism with a copy of each variable per replica: Mirrored and MultiWorkerMirrored."""
+    return isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy))
 
 
 def local_replica_count(strategy: tf.distribute.Strategy) -> int:
