@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 
 _NOT_THE_USERS = ("keras_mirror", "keras", "tensorflow", "functools", "contextlib", "threading")
@@ -10,9 +10,9 @@ _NOT_THE_USERS = ("keras_mirror", "keras", "tensorflow", "functools", "contextli
 
 def warn(message: str) -> None:
     """Warns (UserWarning) at the nearest caller outside keras_mirror, Keras and TensorFlow."""
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_USERS:
+    level = 0
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_USERS:
         frame = frame.f_back
         level += 1
     warnings.warn(message, stacklevel=level + 1)

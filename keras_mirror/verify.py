@@ -175,6 +175,9 @@ class _State:
 
 
 def _state_of(model: keras.Model) -> _State:
+    engine = engine_of(model)
+    if engine is not None:
+        engine.settle()
     optimizers = {n: [v.numpy() for v in o.variables] for n, o in vars(model).items() if keras3.is_optimizer(o) and o.built}
     return _State(model.get_weights(), optimizers)
 
@@ -253,6 +256,9 @@ class _Copy:
                 values = self._fresh.setdefault(name, _fresh_values(optimizer))
             for variable, value in zip(optimizer.variables, values, strict=True):
                 variable.assign(value)
+        engine = engine_of(self.model)
+        if engine is not None:
+            engine.restart_accumulation()
         self.model.reset_metrics()
 
     def run(self, batches: list[Any]) -> _Run:

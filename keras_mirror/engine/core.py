@@ -65,6 +65,7 @@ class Engine:
             "predict_on_batch": self._predict_on_batch,
             "get_compile_config": self._get_compile_config,
             "save_weights": self._save_weights,
+            "load_weights": self._load_weights,
         }
         for name, function in own.items():
             original = getattr(model, name)
@@ -82,6 +83,7 @@ class Engine:
         # With the default strategy Keras's loop delivers whole global batches, whatever scope fit is called in.
         keras3.use_strategy(model, _default_strategy())
         self.adopt()
+        self.restart_accumulation()
         self._warn_of_jit()
 
     # -- objects of the user's
@@ -133,7 +135,13 @@ class Engine:
         return [v for v in vars(self.model).values() if keras3.is_optimizer(v)]
 
     def _metrics(self) -> list[Any]:
-        return list(self.model.metrics)
+        try:
+            return list(self.model.metrics)
+        except AttributeError:
+            # Keras's GAN example has a `metrics` property that reads what only its compile() sets.
+            if self.model.compiled:
+                raise
+            return []
 
     def metric_variables(self) -> list[Any]:
         """Every variable of every metric of the model, once."""
@@ -320,6 +328,16 @@ class Engine:
         self.settle()
         return original(*args, **kwargs)
 
+    def _load_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        self.restart_accumulation()
+        return result
+
+    def restart_accumulation(self) -> None:
+        """Leaves accumulated gradients that were just written to every replica (by a load) on the first one alone."""
+        if self.accumulates_locally:
+            state.keep_first(self.strategy, keras3.accumulators(self.model.optimizer))
+
     def settle(self) -> None:
         """Gives replica 0 the sum of the gradients that replicas accumulated, so that what is saved is one device's state."""
         if self.accumulates_locally:
@@ -386,7 +404,7 @@ def _with_parts(metrics: Iterable[Any]) -> list[Any]:
     out: list[Any] = []
     for metric in metrics:
         out.append(metric)
-        out.extend(_with_parts(getattr(metric, "metrics", None) or getattr(metric, "_metrics", [])))
+        out.extend(_with_parts(keras3.metric_parts(metric)))
     return out
 
 

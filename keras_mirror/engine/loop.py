@@ -312,6 +312,8 @@ def _any_batch(value: Any) -> Any:
 
 
 def _tensor(value: Any) -> Any:
+    if isinstance(value, keras.Variable):
+        return keras3.to_tensor(value)
     if value is None or tf.is_tensor(value) or isinstance(value, tf.distribute.DistributedValues):
         return value
     return keras3.to_tensor(value)

@@ -33,7 +33,9 @@ def call(step: Step, original: Callable[..., Any], loss: Any, y_true: Any, y_pre
     if step.alone or step.whole_batch or keras3.is_compile_loss(loss):
         return original(loss, y_true, y_pred, sample_weight)
     known = step.engine.whole_batch_losses
-    if step.engine.sums_added is None and not keras3.treats_rows_alone(loss):
+    if keras3.looks_at_other_rows(loss):
+        known[id(loss)] = loss
+    elif step.engine.sums_added is None and not keras3.treats_rows_alone(loss):
         raise measure.Unmeasured
     if id(loss) not in known:
         try:
@@ -71,17 +73,19 @@ def reduce(
         weight = keras3.merged_weight(values, sample_weight, mask, reduction, dtype)
         value = value * _divided_globally(step, tf.reduce_sum(tf.cast(weight, value.dtype)))
     elif mask is not None:
-        value = value * _divided_globally(step, keras3.masked_mean_divisor(mask, value.dtype))
+        valid = tf.reduce_sum(tf.cast(mask, value.dtype))
+        value = value * _divided_globally(step, valid, keras3.masked_mean_epsilon())
     if step.own and not step.nested:
         value = _with_value(value, _mean_over_replicas(step, value))
     return value
 
 
-def _divided_globally(step: Step, divisor: Any) -> Any:
-    """Replaces a local divisor by the global one: (divisor here / divisor everywhere) N/n."""
+def _divided_globally(step: Step, divisor: Any, epsilon: float = 0.0) -> Any:
+    """Replaces a local divisor by the global one: (divisor here / divisor everywhere) N/n, each with Keras's epsilon."""
     here = tf.where(step.has_examples(), divisor, tf.zeros_like(divisor))
     (everywhere,) = step.all_reduce([here], "a masked or weighted mean was taken")
-    return tf.stop_gradient(tf.math.divide_no_nan(here, everywhere)) * step.inverse_weight(divisor.dtype)
+    small = tf.cast(epsilon, divisor.dtype)
+    return tf.stop_gradient(tf.math.divide_no_nan(here + small, everywhere + small)) * step.inverse_weight(divisor.dtype)
 
 
 def _mean_over_replicas(step: Step, value: Any) -> Any:

@@ -128,15 +128,30 @@ def settle(strategy: tf.distribute.Strategy, accumulators: list[Any]) -> None:
 
     The sum is what one device holds, and what goes into a file; training goes on from it as if nothing had happened.
     """
+    _on_first(
+        strategy,
+        accumulators,
+        lambda context, variables: context.all_reduce(tf.distribute.ReduceOp.SUM, [tf.identity(v) for v in variables]),
+    )
+
+
+def keep_first(strategy: tf.distribute.Strategy, accumulators: list[Any]) -> None:
+    """Leaves each accumulator as it is on replica 0, and makes it zero on the others."""
+    _on_first(strategy, accumulators, lambda context, variables: [tf.identity(v) for v in variables])
+
+
+def _on_first(
+    strategy: tf.distribute.Strategy, accumulators: list[Any], values_of: Callable[[Any, list[Any]], list[Any]]
+) -> None:
     variables = [keras3.raw_variable(v) for v in accumulators]
+    if not variables:
+        return
 
     @tf.autograph.experimental.do_not_convert
     def replica() -> None:
         context = tf.distribute.get_replica_context()
         first = int(tf.get_static_value(context.replica_id_in_sync_group)) == 0
-        totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [tf.identity(v) for v in variables])
-        for variable, total in zip(variables, totals, strict=True):
-            variable.assign(total if first else tf.zeros_like(total))
+        for variable, value in zip(variables, values_of(context, variables), strict=True):
+            variable.assign(value if first else tf.zeros_like(value))
 
-    if variables:
-        tf.function(lambda: strategy.run(replica), autograph=False)()
+    tf.function(lambda: strategy.run(replica), autograph=False)()

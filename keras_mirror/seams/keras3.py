@@ -142,7 +142,13 @@ def is_optimizer(value: Any) -> bool:
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
     """The optimizers that this one holds (LossScaleOptimizer holds one), found by type so that any wrapper is covered."""
-    return [value for value in vars(optimizer).values() if is_optimizer(value)]
+    return [value for held in vars(optimizer).values() for value in _members(held) if is_optimizer(value)]
+
+
+def _members(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def accumulation_steps(optimizer: Any) -> int:
@@ -262,10 +268,9 @@ def set_mask(value: Any, mask: Any) -> None:
     keras_backend.set_keras_mask(value, mask)
 
 
-def masked_mean_divisor(mask: Any, dtype: Any) -> Any:
-    """What this Keras divides a masked mean by: the number of valid entries, in 3.10 plus epsilon."""
-    valid = tf.reduce_sum(tf.cast(mask, dtype))
-    return valid + tf.cast(keras.config.epsilon(), valid.dtype) if _mask_has_epsilon() else valid
+def masked_mean_epsilon() -> float:
+    """What this Keras adds to the number of valid entries before it divides a masked mean by it: epsilon in 3.10, else 0."""
+    return epsilon() if _mask_has_epsilon() else 0.0
 
 
 @functools.cache
@@ -298,6 +303,11 @@ def epsilon() -> float:
     return float(keras.config.epsilon())
 
 
+def metric_parts(metric: Any) -> list[Any]:
+    """The metrics that a metric is made of; compile's container holds the user's."""
+    return list(getattr(metric, "metrics", None) or metric._metrics)
+
+
 def observe_results(metrics: Iterable[Any]) -> None:
     """Gates `result` of the metrics' classes (a user's own included): inside a step the engine notes whose result it is.
 
@@ -321,11 +331,20 @@ def treats_rows_alone(loss: Any) -> bool:
 
     A string or a function of Keras's given to compile becomes a wrapper around that function.
     """
-    if type(loss) in _losses_of_single_rows():
-        return True
+    name = _keras_function(loss)
+    return type(loss) in _losses_of_single_rows() or (name is not None and name not in ("dice", "tversky", "circle"))
+
+
+def looks_at_other_rows(loss: Any) -> bool:
+    """Whether it is Keras's Circle loss, whose value for a row compares that row with all others."""
+    return type(loss) is keras.losses.Circle or _keras_function(loss) == "circle"
+
+
+def _keras_function(loss: Any) -> str | None:
+    """The name of the function of Keras's own that a loss wraps; None for anything else."""
     function = getattr(loss, "fn", None)
     name = getattr(function, "__name__", "")
-    return function is not None and getattr(keras.losses, name, None) is function and name not in ("dice", "tversky", "circle")
+    return name if function is not None and getattr(keras.losses, name, None) is function else None
 
 
 # -- the trainer -------------------------------------------------------------------------------------------------------
@@ -562,6 +581,8 @@ def structure() -> Any:
 
 def to_tensor(value: Any) -> Any:
     """A NumPy array, SciPy sparse matrix or Python value as the tensor that Keras's own loop would make of it."""
+    if isinstance(value, keras.Variable):
+        return tf.convert_to_tensor(value.value)
     if data_adapter_utils.is_scipy_sparse(value):
         return data_adapter_utils.scipy_sparse_to_tf_sparse(value)
     return tf.convert_to_tensor(value)
