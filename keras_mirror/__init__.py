@@ -9,13 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keras_mirror.callbacks.warmup import LinearScalingWarmup
     from keras_mirror.fitter import MirroredFitter
     from keras_mirror.verify import EquivalenceReport
 
 __version__ = "0.1.0"
-__all__ = ["EquivalenceReport", "MirroredFitter", "__version__"]
+__all__ = ["EquivalenceReport", "LinearScalingWarmup", "MirroredFitter", "__version__"]
 
-_HOMES = {"MirroredFitter": "keras_mirror.fitter", "EquivalenceReport": "keras_mirror.verify"}
+_HOMES = {
+    "EquivalenceReport": "keras_mirror.verify",
+    "LinearScalingWarmup": "keras_mirror.callbacks.warmup",
+    "MirroredFitter": "keras_mirror.fitter",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,9 @@
 import contextlib
 import dataclasses
 import functools
+import json
+import os
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,7 +57,7 @@ class Case:
         drive: what is done with the compiled model; returns what is logged.
         evaluate: whether `train` goes on with evaluate.
         predict: whether it goes on with predict.
-        replicas: the replica counts to compare with one device.
+        replicas: the replica counts to compare with one device; empty for one of 2, 3 and 4, in turn.
         dtype: the floating-point type of everything.
         steps_per_execution: instead of `STEPS_PER_EXECUTION`.
         tolerance: instead of `TOLERANCE`.
@@ -72,7 +75,7 @@ class Case:
     drive: Callable[["Case", Any], dict[str, Any]] = train
     evaluate: bool = False
     predict: bool = False
-    replicas: tuple[int, ...] = (2, 4)
+    replicas: tuple[int, ...] = ()
     dtype: str = "float64"
     steps_per_execution: int | None = None
     tolerance: float | None = None
@@ -142,12 +145,19 @@ def check(case: Case, replicas: int) -> None:
     if not case.needs():
         pytest.skip(f"Keras {keras.__version__} hasn't what this row is about")
     assert min(case.sizes) < replicas, "the case has no replica without an example: it proves less than it should"
-    compare(reference(case), run(case, replicas), case.tolerance or TOLERANCE[case.dtype])
+    largest = compare(reference(case), run(case, replicas), case.tolerance or TOLERANCE[case.dtype])
+    figures = os.environ.get("KERAS_MIRROR_FIGURES")
+    if figures:
+        with pathlib.Path(figures).open("a") as file:
+            file.write(json.dumps({"row": case.name, "replicas": replicas, **largest}) + "\n")
 
 
-def compare(expected: Outcome, found: Outcome, tolerance: float) -> None:
-    """Raises AssertionError that names every value which differs by more than `tolerance` times max(1, |value|)."""
-    wrong = []
+def compare(expected: Outcome, found: Outcome, tolerance: float) -> dict[str, float]:
+    """Raises AssertionError that names every value which differs by more than `tolerance` times max(1, |value|).
+
+    Returns the largest difference of weights, optimizer state and logs.
+    """
+    wrong, largest = [], {"weights": 0.0, "state": 0.0, "logs": 0.0}
     for part in ("weights", "state", "logs"):
         left, right = getattr(expected, part), getattr(found, part)
         if part == "logs":
@@ -159,10 +169,12 @@ def compare(expected: Outcome, found: Outcome, tolerance: float) -> None:
         for name, a, b in pairs:
             assert a.shape == b.shape, f"{part} {name}: expected shape {a.shape}, found {b.shape}"
             error = difference(a, b)
+            largest[part] = max(largest[part], error)
             if not error <= tolerance:
                 wrong.append(f"{part} {name}: off by {error:.1e} of {_short(a)}, found {_short(b)}")
     assert not wrong, "not as on one device:\n  " + "\n  ".join(wrong)
     assert all(np.all(np.isfinite(v)) for v in expected.weights.values()), "the reference itself isn't finite"
+    return largest
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:
@@ -209,11 +221,22 @@ def dtype(name: str) -> Iterator[None]:
 
 
 def parametrised(cases: list[Case]) -> Any:
-    """`pytest.mark.parametrize` over case x replicas."""
+    """`pytest.mark.parametrize` over case x replicas.
+
+    A row that names no replica counts runs at one of 2, 3 and 4, in turn. With KERAS_MIRROR_REPLICAS=2,3,4 in the environment
+    every row runs at each of these.
+    """
+    asked = os.environ.get("KERAS_MIRROR_REPLICAS")
+
+    def counts(index: int, case: Case) -> tuple[int, ...]:
+        if asked:
+            return tuple(int(n) for n in asked.split(","))
+        return case.replicas or (2 + index % 3,)
+
     names = [case.name for case in cases]
     twice = {name for name in names if names.count(name) > 1}
     assert not twice, f"two rows have the same name: {twice}"
-    rows = [pytest.param(case, n, id=f"{case.name}-{n}") for case in cases for n in case.replicas]
+    rows = [pytest.param(case, n, id=f"{case.name}-{n}") for i, case in enumerate(cases) for n in counts(i, case)]
     return pytest.mark.parametrize(("case", "replicas"), rows)
 
 

@@ -1,0 +1,1 @@
+"""Callbacks for Keras's `fit`, with MirroredFitter or without it."""
