@@ -34,9 +34,8 @@ def main(path: str) -> None:
             worst = {part: max(run[part] for run in mine) for part in ("weights", "state", "logs")}
             replicas = ", ".join(map(str, sorted({run["replicas"] for run in mine})))
             found = len({run["row"] for run in mine})
-            print(
-                f"| {title} | {found} | {len(mine)} | {replicas} | {worst['weights']:.0e} | {worst['state']:.0e} | {worst['logs']:.0e} |"
-            )
+            figures = " | ".join(f"{worst[part]:.0e}" for part in ("weights", "state", "logs"))
+            print(f"| {title} | {found} | {len(mine)} | {replicas} | {figures} |")
 
 
 if __name__ == "__main__":
