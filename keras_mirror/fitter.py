@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,9 @@ class MirroredFitter:
         _refuse_scope(strategy)
         strategy = replicas.make_strategy(devices) if strategy is None else replicas.check_strategy(strategy)
         if seed is not None:
+            if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+                raise ValueError(f"MirroredFitter: seed={seed!r} is a {type(seed).__name__}, expected an int or None.")
+            seed = int(seed)
             keras.utils.set_random_seed(seed)
         model = build(model_factory, strategy, precision)
         engine = Engine(model, strategy, seed=seed, batch=batch)
@@ -157,6 +161,13 @@ class MirroredFitter:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model, as `model(x)` does."""
         return self.model(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        """A fitter isn't copied or pickled; its model is, to a plain Keras model."""
+        raise TypeError(
+            "MirroredFitter: a fitter can't be copied or pickled, since it holds this process's devices.\n"
+            "Copy or pickle fitter.model, which gives a plain Keras model, and wrap that in a new MirroredFitter."
+        )
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.model)})

@@ -53,7 +53,7 @@ def device_names(devices: Devices) -> list[str]:
     if isinstance(devices, int):
         return _gpus(devices)
     if isinstance(devices, str):
-        simulated = re.fullmatch(r"cpu:(\d+)", devices)
+        simulated = re.fullmatch(r"cpu:(\d+)", devices, re.IGNORECASE)
         if simulated:
             return _simulated(int(simulated.group(1)))
         return _existing([devices])

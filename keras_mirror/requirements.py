@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 
 _TENSORFLOW = ((2, 18), (2, 21))
 _KERAS = ((3, 10), None)
@@ -26,18 +27,28 @@ def check() -> None:
             "keras_mirror: found no Keras, expected 3.10 or newer.\n"
             'Install it with an extra: pip install "keras-mirror[cpu]", or "keras-mirror[cuda]" for NVIDIA GPUs.'
         )
-    import keras
+    try:
+        import keras
+    except ModuleNotFoundError as error:
+        # Keras imports its backend at once, installed or not.
+        if (error.name or "").split(".")[0] not in ("jax", "torch", "openvino"):
+            raise
+        raise RuntimeError(_wrong_backend(os.environ.get("KERAS_BACKEND") or str(error.name))) from None
     import tensorflow as tf
 
     _check_version("Keras", keras.__version__, *_KERAS)
     _check_version("TensorFlow", tf.__version__, *_TENSORFLOW)
     backend = keras.backend.backend()
     if backend != "tensorflow":
-        raise RuntimeError(
-            f"keras_mirror: Keras runs on the {backend!r} backend, expected 'tensorflow': replicas are those of"
-            " tf.distribute.\nSet KERAS_BACKEND=tensorflow before Keras is imported (or in ~/.keras/keras.json). On JAX use"
-            " keras.distribution.DataParallel instead."
-        )
+        raise RuntimeError(_wrong_backend(backend))
+
+
+def _wrong_backend(backend: str) -> str:
+    return (
+        f"keras_mirror: Keras runs on the {backend!r} backend, expected 'tensorflow': replicas are those of"
+        " tf.distribute.\nSet KERAS_BACKEND=tensorflow before Keras is imported (or in ~/.keras/keras.json). On JAX use"
+        " keras.distribution.DataParallel instead."
+    )
 
 
 def _check_version(name: str, found: str, lowest: tuple[int, int], highest: tuple[int, int] | None) -> None:

@@ -618,6 +618,12 @@ def test_a_copy_of_the_model_is_plain_keras_on_one_device(make):
     assert not isinstance(twin.weights[0].value, tf.distribute.DistributedValues)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, pickle.dumps])
+def test_a_fitter_itself_says_to_copy_its_model(copied):
+    with pytest.raises(TypeError, match=r"Copy or pickle fitter\.model"):
+        copied(mirrored())
+
+
 @pytest.mark.parametrize("make", [keras.models.clone_model, copy.deepcopy])
 def test_a_copy_made_in_a_factory_is_mirrored_again(make):
     fitter = mirrored(lambda: compiled("sgd"))
