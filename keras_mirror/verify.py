@@ -235,7 +235,7 @@ class _Copy:
         if strategy is not None:
             engine = engine_of(self.model)
             if engine is not None:
-                engine.build(self._spec, lambda: batches[0])
+                engine.build(self._spec)
         elif not keras3.has_own_step(self.model, "train_step"):
             keras3.symbolic_build(self.model, self._spec)
         else:

@@ -42,7 +42,8 @@ class Engine:
         self.step_sums = False
         self.whole_batch_losses: dict[int, Any] = {}
         self.sums_added: set[tuple[str, int]] | None = None
-        self._example: Callable[[], Any] | None = None
+        self._steps_per_epoch: dict[str, int | None] = {}
+        self._steps_done: dict[str, int] = {}
         self.compile_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._traced_steps: set[str] = set()
         self._seeds: Any = None
@@ -169,23 +170,24 @@ class Engine:
         if iterator is not None:
             if self.phase == "train":
                 self._adapter = iterator.data_adapter
+            self._steps_per_epoch[f"{self.phase}_step"] = iterator.steps_per_epoch
+            self._steps_done[f"{self.phase}_step"] = 0
             try:
                 raw = keras3.epoch_dataset(iterator).element_spec
                 data.refuse_unbatched(self.model, raw)
                 spec = keras3.keras_tensors(raw)
             except keras3.UnknownRank:
                 spec = keras3.keras_tensors(keras3.example_batch(iterator))
-            example = functools.partial(keras3.example_batch, iterator)
         else:
-            spec, example = keras3.keras_tensors(data_batch), functools.partial(lambda batch: batch, data_batch)
-        self.build(spec, example)
+            self._steps_per_epoch.pop(f"{self.phase}_step", None)
+            spec = keras3.keras_tensors(data_batch)
+        self.build(spec)
 
-    def build(self, spec: Any, example: Callable[[], Any]) -> None:
+    def build(self, spec: Any) -> None:
         """Creates every variable before anything is traced: layers, losses, metrics, optimizers.
 
         Args:
             spec: a batch of KerasTensors.
-            example: returns a batch of values, asked for only where layers add losses.
         """
         phase = self.phase
         step_name = f"{phase}_step"
@@ -202,13 +204,33 @@ class Engine:
                 self._traced_steps.add(step_name)
                 self._trace_own_step(step_name, spec)
         self.adopt()
-        self._example = example
 
-    def measure_losses(self, step_name: str) -> None:
-        """Finds out which added losses are sums, and which losses look at the whole batch; called when a step meets one."""
-        self.sums_added = set()
-        if self._example is not None:
-            measure.measure(self, step_name, self._example)
+    def measure_losses(self, step_name: str, batch: Any) -> None:
+        """Finds out which added losses are sums, and which losses look at the whole batch; called when a step meets one.
+
+        Args:
+            step_name: "train_step" or "test_step".
+            batch: the batch that is trained on next; no other is drawn, so the data's order isn't disturbed.
+        """
+        measure.measure(self, step_name, data.first_local(batch))
+
+    def steps_due(self, step_name: str) -> int:
+        """How many steps the next execution has: the last one of an epoch of `steps_per_epoch` may be shorter.
+
+        Keras counts an execution as `steps_per_execution` steps, and trains too long where the two don't divide.
+        """
+        each = int(self.model.steps_per_execution)
+        total = self._steps_per_epoch.get(step_name)
+        if not total:
+            return each
+        done = self._steps_done.get(step_name, 0)
+        due = min(each, total - done)
+        self._steps_done[step_name] = (done + due) % total
+        return due
+
+    def epoch_is_over(self, step_name: str) -> None:
+        """The data ended: the next execution begins an epoch."""
+        self._steps_done[step_name] = 0
 
     def _trace_own_step(self, name: str, spec: Any) -> None:
         step = getattr(self.model, name)

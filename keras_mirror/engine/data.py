@@ -127,7 +127,7 @@ def split(batch: Any, replicas: int) -> tuple[list[Any], list[Share]]:
         shares.append(Share(count, total, first))
         start = tf.minimum(first, total - 1)
         size = tf.maximum(count, 1)
-        parts.append(keras.tree.map_structure(lambda v, a=start, n=size: cut(v, a, n), batch))
+        parts.append(keras.tree.map_structure(lambda v, a=start, n=size: _with_open_rows(cut(v, a, n)), batch))
     return parts, shares
 
 
@@ -166,6 +166,18 @@ def _at_least_one_row(value: Any) -> Any:
         return value
     row = tf.zeros(tf.concat([[1], tf.shape(value)[1:]], 0), value.dtype)
     return tf.concat([value, row], 0)[: tf.maximum(tf.shape(value)[0], 1)]
+
+
+def _with_open_rows(value: Any) -> Any:
+    """Hides a share's static size while tracing: Keras would weigh a loss by it, and retrace for another."""
+    if not isinstance(value, tf.Tensor) or tf.executing_eagerly() or value.shape.rank == 0 or value.shape[0] is None:
+        return value
+    return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
+
+
+def first_local(batch: Any) -> Any:
+    """The first replica's part of a batch that the user distributed; any other batch as it is."""
+    return keras.tree.map_structure(lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v, batch)
 
 
 def is_distributed_batch(batch: Any) -> bool:

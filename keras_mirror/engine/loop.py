@@ -92,44 +92,54 @@ class Execution(Replicated):
             self._finish = tf.function(self._logs, reduce_retracing=True)
 
     def __call__(self, iterator: Iterable[Any]) -> Any:
-        if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-            started, logs = self._measured(self._many if self._compiled else self._eager_steps, iterator)
-            if not started:
-                raise StopIteration
-            return logs
-        values = None
-        for _, batch in zip(range(self.engine.model.steps_per_execution), iterator, strict=False):
-            values = self._measured(self._one, keras.tree.map_structure(_tensor, batch))
-        if values is None:
+        steps = self.engine.steps_due(self.name)
+        if self._compiled and isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            logs = self._compiled_steps(iterator, steps)
+        else:
+            logs = self._single_steps(iterator, steps)
+        if logs is None:
+            self.engine.epoch_is_over(self.name)
             raise StopIteration
-        return self._finish(values)
+        return logs
 
-    def _measured(self, function: Callable[[Any], Any], argument: Any) -> Any:
+    def _compiled_steps(self, iterator: Any, steps: int) -> Any:
+        """The logs of up to `steps` steps in one compiled call; None where the data has ended."""
         try:
-            return function(argument)
+            started, logs = self._many(iterator, tf.constant(steps))
         except measure.Unmeasured:
-            # Raised in tracing, before anything was drawn or changed.
-            self.engine.measure_losses(self.name)
-            return function(argument)
+            # Raised in tracing, before a batch was drawn: the next one is measured on, and trained on by itself.
+            batch = iterator.get_next_as_optional()
+            if not batch.has_value():
+                return None
+            values = self._one_measured(batch.get_value())
+            started, logs = self._many(iterator, tf.constant(steps - 1)) if steps > 1 else (False, None)
+            return logs if started else self._finish(values)
+        return logs if started else None
 
-    def _eager_steps(self, iterator: Any) -> tuple[bool, Any]:
+    def _single_steps(self, iterator: Iterable[Any], steps: int) -> Any:
         values = None
-        for _, batch in zip(range(self.engine.model.steps_per_execution), iterator, strict=False):
-            values = self._one(batch)
-        return (False, {}) if values is None else (True, self._logs(values))
+        for _, batch in zip(range(steps), iterator, strict=False):
+            values = self._one_measured(keras.tree.map_structure(_tensor, batch))
+        return None if values is None else self._finish(values)
+
+    def _one_measured(self, batch: Any) -> Any:
+        try:
+            return self._one(batch)
+        except measure.Unmeasured:
+            self.engine.measure_losses(self.name, batch)
+            return self._one(batch)
 
     @tf.autograph.experimental.do_not_convert
-    def _steps(self, iterator: Any) -> tuple[Any, Any]:
-        """Up to `steps_per_execution` steps; returns whether there was a batch at all, and the logs.
+    def _steps(self, iterator: Any, steps: Any) -> tuple[Any, Any]:
+        """Up to `steps` steps; returns whether there was a batch at all, and the logs.
 
         A step stands in a cond on there being a batch. With a plain `get_next`, what doesn't depend on the data (the count
         of iterations, weight decay) runs once more at the end of data of unknown length, as it does in Keras.
         """
-        steps = int(self.engine.model.steps_per_execution)
         batch = iterator.get_next_as_optional()
         started = batch.has_value()
         values = tf.cond(started, lambda: tuple(self._one(batch.get_value())), lambda: self._zeros(batch.element_spec))
-        if steps > 1:
+        if int(self.engine.model.steps_per_execution) > 1:
             values = self._remaining(iterator, steps, started, values)
         return started, self._logs(list(values))
 
@@ -138,7 +148,7 @@ class Execution(Replicated):
         outputs = self._one.get_concrete_function(batch_spec).structured_outputs
         return tuple(tf.zeros([size or 0 for size in value.shape], value.dtype) for value in outputs)
 
-    def _remaining(self, iterator: Any, steps: int, started: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _remaining(self, iterator: Any, steps: Any, started: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
         def more(done: Any, has_batch: Any, *_: Any) -> Any:
             return tf.logical_and(done < steps, has_batch)
 
@@ -238,7 +248,7 @@ class Prediction(Replicated):
         engine = self.engine
         data.refuse_unbatched(engine.model, batches[0])
         if not engine.model.built or not all(layer.built for layer in keras3.sublayers(engine.model)):
-            engine.build(keras3.keras_tensors(batches[0]), lambda: batches[0])
+            engine.build(keras3.keras_tensors(batches[0]))
         if engine.model.run_eagerly:
             return self._predict(batches)
         leaves = [leaf for leaf in keras.tree.flatten(batches) if leaf is not None]

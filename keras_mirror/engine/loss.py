@@ -109,7 +109,7 @@ def additional(step: Step, original: Callable[..., Any], model: Any, loss: Any) 
     A scalar counts as a mean over the share. One with a batch dimension is summed by Keras, hence times N/n.
     """
     value = original(model, loss)
-    if step.alone or len(loss.shape) == 0 or loss.shape[0] is not None:
+    if step.alone or not step.is_per_row(loss):
         return value
     return value * step.inverse_weight(value.dtype)
 

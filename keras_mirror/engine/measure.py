@@ -58,7 +58,7 @@ class Recorder(BuildStep):
         return original(instance, y_true, y_pred, *more, **kwargs)
 
 
-def measure(engine: Engine, step_name: str, example: Callable[[], Any]) -> None:
+def measure(engine: Engine, step_name: str, batch: Any) -> None:
     """Runs the model's step on a few rows, and on the same rows twice over, and tells the engine what it found.
 
     An added loss that doubles is a sum; anything else is taken for a mean. (Parts of the rows wouldn't do: behind
@@ -67,18 +67,18 @@ def measure(engine: Engine, step_name: str, example: Callable[[], Any]) -> None:
     Args:
         engine: the model's engine, whose `sums_added` and `whole_batch_losses` are filled.
         step_name: "train_step" or "test_step".
-        example: returns a batch.
+        batch: a batch of values.
     """
     engine.sums_added = set()
-    batch = keras.tree.map_structure(lambda v: None if v is None else keras3.to_tensor(v), data.without_optionals(example()))
+    batch = keras.tree.map_structure(lambda v: None if v is None else keras3.to_tensor(v), data.without_optionals(batch))
     rows = min(int(data.rows(data.batch_leaves(batch)[0])), _ROWS)
-    if rows < 2:
-        return
-    whole = _record(engine.model, step_name, batch, rows, 1)
+    # A single row can't show whether a loss looks at other rows; two copies of it can.
+    copies = 1 if rows > 1 else 2
+    whole = _record(engine.model, step_name, batch, rows, copies)
     engine.whole_batch_losses.update(whole.looks_at_other_rows)
     if not whole.added:
         return
-    twice = _record(engine.model, step_name, batch, rows, 2).added
+    twice = _record(engine.model, step_name, batch, rows, 2 * copies).added
     for key, value in whole.added.items():
         if key in twice and abs(twice[key] - 2 * value) < min(abs(twice[key] - value), 1e-3 * abs(value)):
             engine.sums_added.add(key)

@@ -50,7 +50,7 @@ def _seed(step: Step, target: Any, given: Any) -> Any:
     A scalar is a mean over the share and counts n/N. A vector over the batch is summed by the tape, so each row counts
     once, and the copied row of a replica without examples not at all.
     """
-    per_row = len(target.shape) > 0 and target.shape[0] is None
+    per_row = step.is_per_row(target)
     dtype = target.dtype
     weight = step.has_examples(dtype) if per_row or step.sums else step.weight(dtype)
     return tf.ones_like(target) * weight if given is None else given * weight

@@ -95,6 +95,14 @@ class Step:
         """Whether the code runs in a graph within the step's own: a cond, a loop, a tf.function."""
         return self.graph is not None and tf.compat.v1.get_default_graph() is not self.graph
 
+    def is_per_row(self, value: Any) -> bool:
+        """Whether a tensor has one entry for each row of the share: its first dimension is open or, run eagerly, the rows."""
+        if len(value.shape) == 0:
+            return False
+        if value.shape[0] is None:
+            return True
+        return self.graph is None and int(value.shape[0]) == max(int(self.share.count), 1)
+
     # -- what the seams ask (gate.Hooks)
 
     def scale_loss(self, original: Callable[..., Any], value: Any) -> Any:
