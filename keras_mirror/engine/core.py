@@ -133,7 +133,7 @@ class Engine:
                 )
 
     def _optimizers(self) -> list[Any]:
-        return [v for v in vars(self.model).values() if keras3.is_optimizer(v)]
+        return keras3.held_optimizers(self.model)
 
     def _metrics(self) -> list[Any]:
         try:
@@ -418,7 +418,7 @@ def _with_inner(optimizers: Iterable[Any]) -> list[Any]:
         optimizer = queue.pop()
         if id(optimizer) not in out:
             out[id(optimizer)] = optimizer
-            queue.extend(keras3.inner_optimizers(optimizer))
+            queue.extend(keras3.held_optimizers(optimizer))
     return list(out.values())
 
 

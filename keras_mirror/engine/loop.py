@@ -138,15 +138,22 @@ class Execution(Replicated):
         """
         batch = iterator.get_next_as_optional()
         started = batch.has_value()
-        values = tf.cond(started, lambda: tuple(self._one(batch.get_value())), lambda: self._zeros(batch.element_spec))
+        kinds: list[tuple[Any, Any]] = []
+
+        def step() -> tuple[Any, ...]:
+            # Not through a tf.function of its own: collectives (NCCL, several workers) take their keys from the function that
+            # is called, and don't find it from one that is called inside a cond.
+            values = tuple(self._one_step(batch.get_value()))
+            kinds.extend((value.shape, value.dtype) for value in values)
+            return values
+
+        def nothing() -> tuple[Any, ...]:
+            return tuple(tf.zeros([size or 0 for size in shape], dtype) for shape, dtype in kinds)
+
+        values = tf.cond(started, step, nothing)
         if int(self.engine.model.steps_per_execution) > 1:
             values = self._remaining(iterator, steps, started, values)
         return started, self._logs(list(values))
-
-    def _zeros(self, batch_spec: Any) -> tuple[Any, ...]:
-        """Values in the shape of a step's, for a call that found no batch."""
-        outputs = self._one.get_concrete_function(batch_spec).structured_outputs
-        return tuple(tf.zeros([size or 0 for size in value.shape], value.dtype) for value in outputs)
 
     def _remaining(self, iterator: Any, steps: Any, started: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
         def more(done: Any, has_batch: Any, *_: Any) -> Any:
@@ -155,7 +162,7 @@ class Execution(Replicated):
         def body(done: Any, _: Any, *values: Any) -> Any:
             batch = iterator.get_next_as_optional()
             has_batch = batch.has_value()
-            values = tf.cond(has_batch, lambda: tuple(self._one(batch.get_value())), lambda: values)
+            values = tf.cond(has_batch, lambda: tuple(self._one_step(batch.get_value())), lambda: values)
             return (done + 1, has_batch, *values)
 
         loop_vars = (tf.constant(1), started, *values)

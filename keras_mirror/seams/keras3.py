@@ -140,9 +140,9 @@ def is_optimizer(value: Any) -> bool:
     return isinstance(value, base_optimizer.BaseOptimizer)
 
 
-def inner_optimizers(optimizer: Any) -> list[Any]:
-    """The optimizers that this one holds (LossScaleOptimizer holds one), found by type so that any wrapper is covered."""
-    return [value for held in vars(optimizer).values() for value in _members(held) if is_optimizer(value)]
+def held_optimizers(owner: Any) -> list[Any]:
+    """The optimizers that a model or a wrapping optimizer holds, as attributes or in lists and dicts, found by type."""
+    return [value for held in vars(owner).values() for value in _members(held) if is_optimizer(value)]
 
 
 def _members(value: Any) -> list[Any]:

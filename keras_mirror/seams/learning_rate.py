@@ -183,7 +183,7 @@ def optimizers_of(model: Any) -> dict[str, Any]:
 
 
 def _innermost(optimizer: Any) -> list[Any]:
-    inner = keras3.inner_optimizers(optimizer)
+    inner = keras3.held_optimizers(optimizer)
     return [innermost for each in inner for innermost in _innermost(each)] if inner else [optimizer]
 
 

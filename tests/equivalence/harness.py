@@ -246,7 +246,7 @@ def optimizers(model: keras.Model) -> list[Any]:
 
 
 def _with_inner(found: list[Any]) -> list[Any]:
-    return found + [o for outer in found for o in _with_inner(keras3.inner_optimizers(outer))]
+    return found + [o for outer in found for o in _with_inner(keras3.held_optimizers(outer))]
 
 
 def _optimizer_variables(model: keras.Model) -> list[Any]:
