@@ -188,10 +188,9 @@ class Execution(Replicated):
 
     @tf.autograph.experimental.do_not_convert
     def _logs(self, values: list[Any]) -> Any:
-        assert_recipe = self._recipe
-        if assert_recipe is None:
+        if self._recipe is None:
             raise RuntimeError("keras_mirror: logs were asked for before a step was traced")
-        return assert_recipe.logs(list(values))
+        return self._recipe.logs(list(values))
 
 
 class Recipe:
@@ -329,8 +328,7 @@ def _any_batch(value: Any) -> Any:
 
 
 def _tensor(value: Any) -> Any:
-    if isinstance(value, keras.Variable):
-        return keras3.to_tensor(value)
-    if value is None or tf.is_tensor(value) or isinstance(value, tf.distribute.DistributedValues):
+    is_variable = isinstance(value, keras.Variable)
+    if value is None or (tf.is_tensor(value) and not is_variable) or isinstance(value, tf.distribute.DistributedValues):
         return value
     return keras3.to_tensor(value)

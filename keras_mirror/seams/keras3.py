@@ -29,7 +29,6 @@ from keras.src.random import seed_generator
 from keras.src.saving import serialization_lib
 from keras.src.trainers import compile_utils, data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, array_slicing, data_adapter_utils
-from keras.src.utils import traceback_utils
 
 from keras_mirror.seams import gate
 from keras_mirror.seams import tensorflow as tf_seams
@@ -470,20 +469,9 @@ def unpack(data: Any) -> tuple[Any, Any, Any]:
     return x, y, weight
 
 
-def compile_config(model: Any) -> Any:
-    """The dictionary that compile keeps for saving; it holds the objects themselves."""
-    return getattr(model, "_compile_config", None)
-
-
 def serialize(value: Any) -> Any:
     """Keras's serialised form of an object."""
     return serialization_lib.serialize_keras_object(value)
-
-
-def hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras's own filter, so that a user's error shows the user's frames."""
-    wrapped: Callable[..., Any] = traceback_utils.filter_traceback(function)
-    return wrapped
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------
@@ -572,11 +560,6 @@ def example_batch(epoch_iterator: Any) -> Any:
     if peeked:
         return peeked[0]
     return next(iter(epoch_dataset(epoch_iterator)))
-
-
-def structure() -> Any:
-    """Keras's tree utilities: like tf.nest, but None is a leaf."""
-    return tree
 
 
 def to_tensor(value: Any) -> Any:
