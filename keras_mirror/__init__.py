@@ -9,17 +9,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keras_mirror.callbacks.loss_scale import LossScaleMonitor
     from keras_mirror.callbacks.warmup import LinearScalingWarmup
+    from keras_mirror.engine.precision import LossScaling
     from keras_mirror.fitter import MirroredFitter
+    from keras_mirror.precision import loss_scaling, precision_scope, set_precision
     from keras_mirror.verify import EquivalenceReport
 
 __version__ = "0.1.0"
-__all__ = ["EquivalenceReport", "LinearScalingWarmup", "MirroredFitter", "__version__"]
+__all__ = [
+    "EquivalenceReport",
+    "LinearScalingWarmup",
+    "LossScaleMonitor",
+    "LossScaling",
+    "MirroredFitter",
+    "__version__",
+    "loss_scaling",
+    "precision_scope",
+    "set_precision",
+]
 
 _HOMES = {
     "EquivalenceReport": "keras_mirror.verify",
     "LinearScalingWarmup": "keras_mirror.callbacks.warmup",
+    "LossScaleMonitor": "keras_mirror.callbacks.loss_scale",
+    "LossScaling": "keras_mirror.engine.precision",
     "MirroredFitter": "keras_mirror.fitter",
+    "loss_scaling": "keras_mirror.precision",
+    "precision_scope": "keras_mirror.precision",
+    "set_precision": "keras_mirror.precision",
 }
 
 

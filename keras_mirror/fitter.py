@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from keras_mirror import precision as precision_switch
 from keras_mirror import replicas
 from keras_mirror.engine.core import Engine, engine_of
 from keras_mirror.seams import keras3
 from keras_mirror.seams import tensorflow as tf_seams
 
 if TYPE_CHECKING:
+    from keras_mirror.engine.precision import LossScaling
     from keras_mirror.verify import EquivalenceReport
 
-_OWN = frozenset({"model", "strategy", "num_replicas", "is_chief", "scope", "verify"})
+_OWN = frozenset({"model", "strategy", "num_replicas", "is_chief", "loss_scaling", "scope", "verify"})
 
 
 class MirroredFitter:
@@ -41,7 +43,8 @@ class MirroredFitter:
             ["GPU:0", "GPU:2"]: these.
         strategy: a tf.distribute strategy of your own (MirroredStrategy, MultiWorkerMirroredStrategy), instead of devices.
         precision: None: leave Keras's dtype policy alone. "float32", "mixed_float16" or "mixed_bfloat16": the policy under
-            which the factory is called; it is restored afterwards.
+            which the factory is called; it is restored afterwards, and policies that layers were given are kept. "auto": what
+            the replicas' devices are fastest at, as `precision_scope` says.
         batch: what fit's `batch_size` counts, "global" (Keras's meaning) or "per_replica" (one replica's share).
         seed: an int: initial weights, dropout and the order of shuffled arrays are drawn from it, the same on every worker.
         step_sums: True where the model's own `train_step` sums over the batch instead of taking a mean: then each replica's
@@ -68,7 +71,7 @@ class MirroredFitter:
     ) -> None:
         _check_factory(model_factory)
         _check_choice("batch", batch, ("global", "per_replica"))
-        _check_choice("precision", precision, (None, "float32", "mixed_float16", "mixed_bfloat16"))
+        precision_switch.check(precision, "MirroredFitter: precision")
         if devices is not None and strategy is not None:
             raise ValueError(
                 f"MirroredFitter: devices={devices!r} and a strategy were given, expected one of them.\n"
@@ -81,6 +84,7 @@ class MirroredFitter:
                 raise ValueError(f"MirroredFitter: seed={seed!r} is a {type(seed).__name__}, expected an int or None.")
             seed = int(seed)
             keras.utils.set_random_seed(seed)
+        precision = precision if precision is None else precision_switch.resolve(precision, strategy)
         model = build(model_factory, strategy, precision)
         engine = Engine(model, strategy, seed=seed, batch=batch)
         engine.step_sums = step_sums
@@ -109,6 +113,11 @@ class MirroredFitter:
     def is_chief(self) -> bool:
         """Whether this process is the first worker (always so with one process)."""
         return replicas.is_chief(self.strategy)
+
+    @property
+    def loss_scaling(self) -> tuple[LossScaling, ...]:
+        """Loss scale, steps and skipped steps of each LossScaleOptimizer of the model; empty where no loss is scaled."""
+        return self._engine.loss_scales.read()
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The strategy's scope, for objects that should be made in it. MirroredFitter never needs it from the user."""
@@ -210,14 +219,9 @@ def _refuse_scope(strategy: tf.distribute.Strategy | None) -> None:
 
 def build(factory: Callable[[], keras.Model], strategy: tf.distribute.Strategy | None, precision: str | None) -> keras.Model:
     """Calls the factory, in the strategy's scope where there is one and under the precision's policy; checks what it returns."""
-    before = keras.config.dtype_policy()
-    try:
-        with contextlib.nullcontext() if strategy is None else strategy.scope():
-            if precision is not None:
-                keras.config.set_dtype_policy(precision)
-            model = factory()
-    finally:
-        keras.config.set_dtype_policy(before)
+    scope = contextlib.nullcontext() if strategy is None else strategy.scope()
+    with scope, precision_switch.precision_scope(precision):
+        model = factory()
     if strategy is not None:
         _check_model(model, strategy)
     return model

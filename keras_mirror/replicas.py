@@ -140,6 +140,42 @@ def _warn_of_different_models(names: list[str]) -> None:
         )
 
 
+def lowest_compute_capability(strategy: tf.distribute.Strategy | None = None) -> tuple[int, int] | None:
+    """The CUDA compute capability of the oldest GPU in use.
+
+    Args:
+        strategy: one whose devices are asked, those of its other workers too (then every worker has to ask); None: all
+            visible GPUs.
+
+    Returns:
+        (major, minor), or None where there is no GPU, a replica is no GPU, or TensorFlow doesn't know the capability.
+    """
+    visible = tf.config.get_visible_devices("GPU")
+    if strategy is None:
+        lowest = min((_compute_capability(device) for device in visible), default=0)
+    else:
+        names = [_short(name) for name in strategy.extended.worker_devices]
+        known = {_short(device.name): device for device in visible}
+        lowest = min(_compute_capability(known[name]) if name in known else 0 for name in names)
+        if strategy.num_replicas_in_sync > len(names):
+            lowest = _lowest_of_all_workers(strategy, lowest)
+    return divmod(lowest, 100) if lowest else None
+
+
+def _compute_capability(device: tf.config.PhysicalDevice) -> int:
+    major, minor = tf.config.experimental.get_device_details(device).get("compute_capability", (0, 0))
+    return 100 * int(major) + int(minor)
+
+
+def _lowest_of_all_workers(strategy: tf.distribute.Strategy, value: int) -> int:
+    @tf.autograph.experimental.do_not_convert
+    def replica() -> tf.Tensor:
+        return tf.distribute.get_replica_context().all_gather(tf.constant([float(value)]), axis=0)
+
+    gathered = tf.function(lambda: strategy.run(replica), autograph=False)()
+    return int(tf.reduce_min(strategy.experimental_local_results(gathered)[0]))
+
+
 def check_strategy(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     """A user's own strategy, if the engine can drive it.
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_mirror.engine import data
+from keras_mirror.engine import data, precision
 from keras_mirror.engine.core import engine_of
 from keras_mirror.seams import keras3
 
@@ -226,6 +226,9 @@ class _Copy:
             model.compile(*args, **kwargs)
         self._spec = keras3.keras_tensors(batches[0])
         self._build(strategy, batches)
+        if strategy is None and live_engine.loss_scales and precision.scale_where_needed(model):
+            # Where only layers are in float16 it is the engine that put a LossScaleOptimizer around the live optimizer.
+            keras3.build_optimizer(model.optimizer, model.trainable_variables)
         _switch_off_draws(model, notes)
         if fitter.num_replicas > 1:
             _synchronise(model, notes)

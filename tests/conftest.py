@@ -7,10 +7,23 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 
 import keras
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 from keras_mirror import replicas
 
 replicas.device_names("cpu:4")
+
+# A test that needs another number of examples says so itself. The nightly profile: tox run -e nightly.
+for name, examples in (("ci", 200), ("nightly", 10_000)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        stateful_step_count=10,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[phase for phase in Phase if phase is not Phase.explain],
+    )
+settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)
@@ -19,4 +32,5 @@ def _keras_globals():
     yield
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
-    keras.backend.clear_session()
+    # It collects garbage by default, which took more time than the tests: with all that TensorFlow holds, seconds for each.
+    keras.backend.clear_session(free_memory=False)

@@ -13,6 +13,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 # file: (epochs, what it prints with a number in a group, the smallest and the largest number)
 REACHED = {
+    "mixed_precision.py": (8, r"replicas: 2, accuracy on 360 digits held out: (\S+)", 0.93, 1.0),
     "plain_classifier.py": (8, r"replicas: 2, accuracy on 360 digits held out: (\S+)", 0.93, 1.0),
     # Untrained: 44. With the mean image of all digits for every digit: 27.1.
     "custom_train_step.py": (8, r"replicas: 2, loss on 360 digits held out: (\S+)", 20.0, 26.5),

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import notices
-from keras_mirror.engine import data, loop, measure, state
+from keras_mirror.engine import data, loop, measure, precision, state
 from keras_mirror.engine.build import BuildStep
 from keras_mirror.seams import gate, install, keras3, learning_rate
 from keras_mirror.seams import tensorflow as tf_seams
@@ -40,6 +40,9 @@ class Engine:
         self.seed = seed
         self.batch = batch
         self.step_sums = False
+        self.loss_scales = precision.LossScales(strategy)
+        self._auto_scale_loss = True
+        self._warned: set[str] = set()
         self.whole_batch_losses: dict[int, Any] = {}
         self.sums_added: set[tuple[str, int]] | None = None
         self._steps_per_epoch: dict[str, int | None] = {}
@@ -55,6 +58,7 @@ class Engine:
     def attach(self) -> None:
         """Puts the engine's functions on the instance; the model's class stays the user's."""
         install()
+        precision.install()
         model = self.model
         own = {
             "compile": self._compile,
@@ -83,9 +87,11 @@ class Engine:
         model.train_function = model.test_function = model.predict_function = None
         # With the default strategy Keras's loop delivers whole global batches, whatever scope fit is called in.
         keras3.use_strategy(model, _default_strategy())
+        precision.scale_where_needed(model)
         self.adopt()
         self.restart_accumulation()
         self._warn_of_jit()
+        self._warn_of_half_precision()
 
     # -- objects of the user's
 
@@ -114,6 +120,7 @@ class Engine:
                 keras3.move_into(variable, self.strategy)
                 tf_seams.make_local(keras3.raw_variable(variable))
             keras3.bind_optimizer(optimizer, self.strategy)
+        self.loss_scales.adopt(_with_inner(found))
         for variable in self.model.trainable_variables:
             tf_seams.make_local(keras3.raw_variable(variable))
         metrics = [m for m in keras.tree.flatten(more) if isinstance(m, keras.metrics.Metric)]
@@ -163,6 +170,10 @@ class Engine:
             and tf_seams.is_distributed(keras3.raw_variable(v))
         ]
 
+    def guarded_state(self) -> list[Any]:
+        """What a forward pass may write and mustn't take up from a batch that isn't finite; only where the loss is scaled."""
+        return self.state_written(self.model.non_trainable_variables) if self.loss_scales else []
+
     # -- building
 
     def _build_for_keras(self, iterator: Any = None, data_batch: Any = None) -> None:
@@ -200,10 +211,14 @@ class Engine:
                     # A model with its own step may have no call() at all; its step is traced below.
                     if not own:
                         raise
+                # A layer that was made just now may be the first one in float16.
+                if self._auto_scale_loss and precision.scale_where_needed(self.model):
+                    keras3.build_optimizer(self.model.optimizer, self.model.trainable_variables)
             if own and step_name not in self._traced_steps:
                 self._traced_steps.add(step_name)
                 self._trace_own_step(step_name, spec)
         self.adopt()
+        self._warn_of_half_precision()
 
     def measure_losses(self, step_name: str, batch: Any) -> None:
         """Finds out which added losses are sums, and which losses look at the whole batch; called when a step meets one.
@@ -284,12 +299,16 @@ class Engine:
         self.adopt(args, kwargs)
         with self.strategy.scope():
             result = original(*args, **kwargs)
+        self._auto_scale_loss = bool(kwargs.get("auto_scale_loss", True))
+        if self._auto_scale_loss:
+            precision.scale_where_needed(self.model)
         self.adopt()
         self.compile_arguments = (args, kwargs)
         self._traced_steps.clear()
         self.whole_batch_losses.clear()
         self.sums_added = None
         self._warn_of_jit()
+        self._warn_of_half_precision(args, kwargs)
         return result
 
     def _warn_of_jit(self) -> None:
@@ -299,9 +318,17 @@ class Engine:
                 " this version of keras_mirror trains without XLA, with equal results."
             )
 
+    def _warn_of_half_precision(self, *more: Any) -> None:
+        given = [m for m in keras.tree.flatten(more) if isinstance(m, keras.metrics.Metric)]
+        for message in precision.half_precision_traps(self.model, [*given, *_with_parts(self._metrics())]):
+            if message not in self._warned:
+                self._warned.add(message)
+                notices.warn(message)
+
     def _fit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("fit")
         self.global_seeds()
+        self.loss_scales.start()
         if not keras3.has_own_fit(self.model):
             arguments = data.named(original, args, kwargs)
             args, kwargs = (), data.prepare_fit(self, arguments)

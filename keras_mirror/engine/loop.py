@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_mirror.engine import data, measure, state
+from keras_mirror.engine import data, diagnose, measure, state
 from keras_mirror.engine.step import Step
 from keras_mirror.seams import gate, keras3
 
@@ -82,6 +82,7 @@ class Execution(Replicated):
         super().__init__(engine, name)
         self.traces = 0
         self._recipe: Recipe | None = None
+        self._last: Any = None
         self._compiled = not engine.model.run_eagerly
         self._one: Any = self._one_step
         self._finish: Any = self._logs
@@ -93,6 +94,7 @@ class Execution(Replicated):
 
     def __call__(self, iterator: Iterable[Any]) -> Any:
         steps = self.engine.steps_due(self.name)
+        self._last = None
         if self._compiled and isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
             logs = self._compiled_steps(iterator, steps)
         else:
@@ -100,6 +102,8 @@ class Execution(Replicated):
         if logs is None:
             self.engine.epoch_is_over(self.name)
             raise StopIteration
+        if self.name == "train_step":
+            diagnose.stop_if_hopeless(self.engine, iterator, self._last)
         return logs
 
     def _compiled_steps(self, iterator: Any, steps: int) -> Any:
@@ -119,6 +123,7 @@ class Execution(Replicated):
     def _single_steps(self, iterator: Iterable[Any], steps: int) -> Any:
         values = None
         for _, batch in zip(range(steps), iterator, strict=False):
+            self._last = keras.tree.map_structure(_tensor, batch) if self.engine.loss_scales else None
             values = self._one_measured(keras.tree.map_structure(_tensor, batch))
         return None if values is None else self._finish(values)
 
@@ -176,10 +181,13 @@ class Execution(Replicated):
 
         def on_replica(step: Step, share: Any) -> Any:
             before = state.MetricsBefore(step, self.engine.metric_variables())
+            kept = state.FiniteState(step, self.engine.guarded_state())
             logs = self.function(share)
             recipe = recipes[step.replica] = Recipe(step, logs)
             before.restore_if_empty()
-            state.combine(step, self.engine.state_written(step.written.values()))
+            written = self.engine.state_written(step.written.values())
+            state.combine(step, written)
+            kept.restore_if_not_finite(written)
             return recipe.share_of_values()
 
         per_replica = self.run(batch, on_replica)

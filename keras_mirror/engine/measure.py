@@ -123,5 +123,5 @@ def _looks_at_other_rows(loss: Any, y_true: Any, y_pred: Any) -> bool:
     if whole.ndim == 0:
         return True
     joined = np.concatenate(parts)
-    scale = np.max(np.abs(whole), initial=0.0)
+    scale = np.max(np.abs(whole[np.isfinite(whole)]), initial=0.0)
     return joined.shape == whole.shape and not np.allclose(joined, whole, rtol=1e-4, atol=1e-4 * scale, equal_nan=True)

@@ -83,6 +83,35 @@ def combine(step: Step, variables: list[Any]) -> None:
         variable.assign(tf.cast(value, variable.dtype))
 
 
+class FiniteState:
+    """The floating-point state of layers before a step, put back where the step made any of it inf or NaN.
+
+    Under loss scaling an overflow is expected now and then; the weights skip it, and so do BatchNormalization's statistics.
+    Keras's take it up, and stay inf or NaN for good.
+    """
+
+    def __init__(self, step: Step, variables: list[Any]) -> None:
+        self._variables = {id(v): _local(step, v) for v in variables}
+        self._variables = {key: v for key, v in self._variables.items() if v.dtype.is_floating}
+        self._values = {key: v.read_value() for key, v in self._variables.items()}
+
+    def restore_if_not_finite(self, written: list[Any]) -> None:
+        """Puts all of it back, whichever of it isn't finite any more; what wasn't finite before doesn't count."""
+        keys = [id(v) for v in written if id(v) in self._variables]
+        if not keys:
+            return
+        old = [self._values[key] for key in keys]
+        new = [self._variables[key].read_value() for key in keys]
+        lost = [tf.reduce_any(tf.math.is_finite(a) & tf.logical_not(tf.math.is_finite(b))) for a, b in zip(old, new, strict=True)]
+
+        def put_back() -> tf.Tensor:
+            for key, value in zip(keys, old, strict=True):
+                self._variables[key].assign(value)
+            return tf.constant(0)
+
+        tf.cond(tf.reduce_any(tf.stack(lost)), put_back, lambda: tf.constant(0))
+
+
 def moments(step: Step, original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -> Any:
     """Synchronised moments over the global batch, E(x^2) - E(x)^2 as in Keras, in one reduction.
 

@@ -43,6 +43,7 @@ class Step:
         self.losses: dict[int, list[Any]] = {}
         self.written: dict[int, Any] = {}
         self.results: dict[int, tuple[Any, str | None, Any]] = {}
+        self.scaled_by: set[int] = set()
 
     # -- arithmetic shared by the rooms
 
@@ -158,6 +159,17 @@ class Step:
 
     def gradient(self, original: Callable[..., Any], tape: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.gradient(self, original, tape, *args, **kwargs)
+
+    def optimizer_scale_loss(self, original: Callable[..., Any], optimizer: Any, loss_value: Any) -> Any:
+        self.scaled_by.add(id(optimizer))
+        return original(optimizer, loss_value)
+
+    def loss_scale_counts(self, optimizer: Any) -> Any:
+        """Where this replica counts the steps of a LossScaleOptimizer (asked for as it is given gradients); None: nowhere."""
+        if self.own and id(optimizer) not in self.scaled_by:
+            self.engine.loss_scales.warn_of_unscaled(optimizer)
+        counts = self.engine.loss_scales.of(optimizer)
+        return None if counts is None else counts.on_replica(self.local_index)
 
     def apply(self, original: Callable[..., Any], instance: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.apply(self, original, instance, *args, **kwargs)

@@ -109,9 +109,6 @@ def _make_optimizer_local() -> None:
     _inside_step(owner, "_apply_weight_decay", apply_weight_decay)
     _inside_step(owner, "_overwrite_model_variables_with_average_value", overwrite_with_average)
     _inside_step(owner, "_backend_increment_gradient_accumulators", increment_accumulators)
-    # Keras asks replica 0 alone whether the gradients are finite; after the reduction each replica can ask itself.
-    lso = keras.optimizers.LossScaleOptimizer
-    _inside_step(lso, "_tf_apply", lambda self, grads, variables=None: self._common_apply(grads, variables))
 
 
 def _inside_step(owner: type, name: str, replacement: Callable[..., Any]) -> None:

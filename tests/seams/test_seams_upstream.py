@@ -20,8 +20,10 @@ from keras.src.trainers import compile_utils, data_adapters, epoch_iterator
 from keras.src.trainers.data_adapters import array_data_adapter, array_slicing, data_adapter_utils
 
 from keras_mirror import seams
+from keras_mirror.engine import precision
 
 seams.install()
+precision.install()
 LSO = keras.optimizers.LossScaleOptimizer
 
 # What a seam replaces: owner, name, the parameters that the replacement takes, the class or module that calls it.
@@ -44,6 +46,7 @@ REPLACED = [
     (base_optimizer.BaseOptimizer, "apply", "self grads trainable_variables"),
     (LSO, "apply", "self grads trainable_variables"),
     (LSO, "_tf_apply", "self grads trainable_variables"),
+    (LSO, "scale_loss", "self loss"),
     (tf_optimizer.TFOptimizer, "_backend_update_step", "self grads trainable_variables learning_rate"),
     (tf_optimizer.TFOptimizer, "_apply_weight_decay", "self variables"),
     (tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", "self trainable_variables"),
@@ -53,7 +56,7 @@ REPLACED = [
 CALLED = [
     (loss_module, "apply_mask", (None, None), {"dtype": None, "reduction": None}),
     (loss_module, "squeeze_or_expand_to_same_rank", (None, None), {}),
-    (LSO, "_common_apply", (None, None, None), {}),
+    (base_optimizer.BaseOptimizer, "_overwrite_variable_with_gradient", (None, None), {}),
     (base_optimizer.BaseOptimizer, "_use_weight_decay", (None, None), {}),
     (base_optimizer.BaseOptimizer, "build", (None, None), {}),
     (keras.Variable, "_initialize", (None, None), {}),

@@ -1,0 +1,69 @@
+"""Seams into Keras 3's LossScaleOptimizer (tested on 3.10 and 3.15)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_mirror.seams import gate
+
+_LSO = keras.optimizers.LossScaleOptimizer
+_BOUNDED = "_keras_mirror_bounded"
+
+Update = Callable[[Any, list[Any], Any], None]
+
+
+def install(update: Update) -> None:
+    """Replaces what LossScaleOptimizer does with gradients, inside a step and for optimizers that `bound` was called with.
+
+    Keras asks replica 0 alone whether the gradients are finite, and bounds the scale neither above nor below. The
+    replacement sits below the public `apply`, which still builds the optimizer and is what users call.
+
+    Args:
+        update: called with the optimizer, the gradients (already those of all replicas), and the variables or None.
+    """
+    original = _LSO.__dict__.get("_tf_apply")
+    if original is None:
+        raise RuntimeError("keras_mirror: LossScaleOptimizer._tf_apply is gone from the installed Keras.")
+    # A gradient taken without `scale_loss` is divided by a scale that it was never multiplied with.
+    gate.gated(_LSO, "scale_loss", "optimizer_scale_loss")
+    if hasattr(original, "_keras_mirror_original"):
+        return
+
+    @functools.wraps(original)
+    def seam(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if gate.current() is None and not is_bounded(self):
+            original(self, grads, trainable_variables)
+        else:
+            update(self, list(grads), trainable_variables)
+
+    seam._keras_mirror_original = original  # type: ignore[attr-defined]
+    _LSO._tf_apply = seam
+
+
+def is_loss_scaled(optimizer: Any) -> bool:
+    """Whether it is a LossScaleOptimizer, Keras's own or a subclass of the user's."""
+    return isinstance(optimizer, _LSO)
+
+
+def bound(optimizer: Any) -> None:
+    """Marks one LossScaleOptimizer: outside a step too its scale stays within bounds. Copies keep the mark, files don't."""
+    setattr(optimizer, _BOUNDED, True)
+
+
+def is_bounded(optimizer: Any) -> bool:
+    """Whether `bound` was called with it."""
+    return bool(getattr(optimizer, _BOUNDED, False))
+
+
+def wrap(optimizer: Any) -> Any:
+    """The LossScaleOptimizer that Keras's compile puts around an optimizer under the policy mixed_float16."""
+    return _LSO(optimizer, name="loss_scale_optimizer")
+
+
+def is_overwritten_by_gradient(optimizer: Any, variable: Any) -> bool:
+    """Whether the variable (an fp8 scale, a quantile) takes its "gradient" as its value, so that it is never scaled."""
+    return bool(optimizer._overwrite_variable_with_gradient(variable))
