@@ -31,7 +31,32 @@ optimizer = keras.optimizers.Adam(1e-2, global_clipnorm=0.5, gradient_accumulati
 model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
 # 29 rows in batches of 4: the last batch has one row, so the second worker has none.
 history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+
+# Loss scaling: the last row, which is the second worker's, has a gradient that isn't finite.
+def linear():
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+
+scaled = linear() if strategy is None else MirroredFitter(linear, strategy=strategy)
+optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
+scaled.compile(optimizer, lambda y_true, y_pred: y_pred[:, 0])
+scales = []
+for last in (1.0, np.nan, 1.0):
+    scaled.train_on_batch(np.array([[1.0], [1.0], [1.0], [last]]), np.zeros((4, 1)))
+    scales.append([float(optimizer.dynamic_scale), int(optimizer.iterations), float(scaled.get_weights()[0][0, 0])])
+
+# precision="auto": each worker sees a GPU of another age.
+capability = None
+if strategy is not None:
+    from keras_mirror import replicas
+    index = strategy.cluster_resolver.task_id
+    replicas._short = lambda name: "GPU:0"
+    replicas._compute_capability = lambda device: (900, 705)[index]
+    tf.config.get_visible_devices = lambda kind: [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
+    capability = replicas.lowest_compute_capability(strategy)
+
 print("RESULT" + json.dumps({
+    "scales": scales,
+    "capability": capability,
     "history": history,
     "evaluate": model.evaluate(x, y, batch_size=7, verbose=0),
     "predict": model.predict(x, batch_size=4, verbose=0).tolist(),
@@ -81,7 +106,10 @@ def test_two_workers_train_as_one_device():
     reference = _result(_start({}))
     assert [r["chief"] for r in results] == [True, False]
     assert [r["replicas"] for r in results] == [2, 2]
+    assert reference["scales"] == [[8.0, 1, 0.0], [4.0, 1, 0.0], [4.0, 2, -1.0]]
     for result in results:
+        assert result["scales"] == reference["scales"]
+        assert result["capability"] == [7, 5]
         for name, values in reference["history"].items():
             np.testing.assert_allclose(result["history"][name], values, atol=1e-10, rtol=0)
         np.testing.assert_allclose(result["evaluate"], reference["evaluate"], atol=1e-10, rtol=0)

@@ -391,7 +391,11 @@ def test_a_gradient_that_overflows_alone_is_named():
 
 
 def test_keras_own_tests_pass_with_the_bounds_on(monkeypatch):
-    from keras.src.optimizers import loss_scale_optimizer_test as judge
+    try:
+        from keras.src.optimizers import loss_scale_optimizer_test as judge
+    except ImportError:
+        assert keras.__version__.startswith("3.10."), "the installed Keras no longer ships its tests"
+        pytest.skip("Keras 3.10 doesn't ship its tests")
 
     precision.install()
     made, updated = [], []
