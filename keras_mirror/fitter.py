@@ -18,7 +18,7 @@ from keras_mirror.seams import tensorflow as tf_seams
 if TYPE_CHECKING:
     from keras_mirror.verify import EquivalenceReport
 
-_OWN = frozenset({"model", "strategy", "num_replicas", "is_chief", "scope", "verify"})
+_OWN = frozenset({"model", "strategy", "num_replicas", "is_chief", "scope", "verify", "waiting_share"})
 
 
 class MirroredFitter:
@@ -109,6 +109,18 @@ class MirroredFitter:
     def is_chief(self) -> bool:
         """Whether this process is the first worker (always so with one process)."""
         return replicas.is_chief(self.strategy)
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Which share of the last epoch of `fit` the replicas waited for data, from 0 to 1; None before the first.
+
+        Of the time from the epoch's first step to the end of its last (callbacks between them included, compilation of the first
+        not), the part in which a step had no batch and the replicas nothing to do. While `fit` runs, e.g. in a callback, it is
+        about the epoch so far. Where it is large, the input pipeline is the bottleneck: use `dataset.cache()`,
+        `dataset.map(..., num_parallel_calls=tf.data.AUTOTUNE)` and `dataset.prefetch(tf.data.AUTOTUNE)`, or more workers of a
+        PyDataset. `fit` warns once where it is a quarter or more, and a second or more of an epoch.
+        """
+        return self._engine.waiting.share
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The strategy's scope, for objects that should be made in it. MirroredFitter never needs it from the user."""

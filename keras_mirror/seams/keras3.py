@@ -512,34 +512,10 @@ def is_data_adapter(value: Any) -> bool:
     return isinstance(value, data_adapters.data_adapter.DataAdapter)
 
 
-def is_array_adapter(value: Any) -> bool:
-    """Whether the adapter holds arrays, whose order is Keras's to draw."""
-    return isinstance(value, array_data_adapter.ArrayDataAdapter)
-
-
 def holds_arrays(given: dict[str, Any]) -> bool:
     """Whether fit's `x` is arrays (whose order is ours to draw) rather than a dataset, generator, PyDataset or loader."""
     arrays = (given.get("x"), given.get("y"), given.get("sample_weight"))
     return bool(array_data_adapter.can_convert_arrays(arrays))
-
-
-def array_inputs(adapter: Any) -> tuple[Any, int, int]:
-    """What an array adapter holds: tensors that `tf.data` can gather from, number of examples, batch size."""
-    inputs = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
-    return tree.lists_to_tuples(inputs), adapter._num_samples, adapter._batch_size
-
-
-def gather_rows(inputs: Any, indices: Any) -> Any:
-    """The rows `indices` of every array, sparse ones included, as Keras slices them."""
-
-    def one(value: Any) -> Any:
-        if isinstance(value, array_slicing.TensorflowSparseWrapper):
-            return array_slicing.slice_tensorflow_sparse_wrapper(value, indices)
-        if isinstance(value, (list, tuple, dict)):
-            return None
-        return tf.gather(value, indices, axis=0) if tf.is_tensor(value) else value
-
-    return tree.traverse(one, inputs)
 
 
 def train_validation_split(arrays: Any, validation_split: float) -> tuple[Any, Any]:

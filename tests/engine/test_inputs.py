@@ -1,0 +1,49 @@
+"""Input kind by guarantee: each example once an epoch and on one replica, the same batches for any number of replicas."""
+
+import warnings
+
+import kinds
+import numpy as np
+import pytest
+from kinds import KINDS, Kind, notes
+
+# Replicas -> examples, in batches of four: none, one, fewer than replicas, a last batch of one, one over a multiple of replicas.
+ROWS = {1: (0, 5), 2: (1, 9), 3: (2, 5, 10), 4: (3, 9)}
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        yield
+
+
+@kinds.parametrised(KINDS.values())
+def test_each_example_is_trained_on_once_an_epoch_and_tested_and_predicted_in_order(kind: Kind) -> None:
+    for replicas, sizes in ROWS.items():
+        fitter = notes(replicas)
+        for rows in sizes if kind.empty else [rows or 1 for rows in sizes]:
+            case, numbers, epochs = f"{replicas} replicas, {rows} examples", np.arange(rows), 1 if kind.once or rows > 3 else 2
+            history = fitter.fit(**kind.arguments(rows, fitter.strategy), epochs=epochs, verbose=0).history
+            expected = np.zeros(kinds.MOST)
+            expected[:rows] = epochs * kind.times(numbers)
+            np.testing.assert_array_equal(np.asarray(fitter.seen), expected, case)
+            if rows:
+                assert history["rows"] == [rows] * epochs, case
+                assert history["apart"] == [0] * epochs, case
+            fitter.seen.assign(np.zeros(kinds.MOST))
+
+
+@kinds.parametrised(KINDS.values())
+def test_evaluate_and_predict_see_each_example_once_and_in_order(kind: Kind) -> None:
+    rows, fitter = 9, notes(2 + len(kind.name) % 3)
+    given = kind.arguments(rows, fitter.strategy)
+    length = {"steps": given["steps_per_epoch"]} if "steps_per_epoch" in given else {}
+    given = {name: given[name] for name in ("x", "y", "batch_size") if name in given}
+    found = fitter.evaluate(**given, **length, verbose=0, return_dict=True)
+    assert found == {"rows": rows, "powers": 2.0**rows - 1, "apart": 0}
+    given = kind.arguments(rows, fitter.strategy)
+    given = {name: given[name] for name in ("x", "batch_size") if name in given}
+    outputs = fitter.predict(**given, **length, verbose=0)
+    np.testing.assert_array_equal(outputs[:, 0], kind.order(np.arange(rows)))
+    assert not np.any(np.asarray(fitter.seen)), "evaluate and predict train nothing"
