@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_mirror.engine import in_place
 from keras_mirror.seams import data3, keras3
 
 
@@ -223,7 +224,7 @@ def array_dataset(
 ) -> tf.data.Dataset:
     """A dataset of batches taken from arrays; length known, batch dimension dynamic.
 
-    Arrays of numbers of `BIG_ARRAY` bytes or more are read where they are; TensorFlow gets a copy of smaller ones, from which it
+    Arrays of numbers of `in_place.BIG_ARRAY` bytes or more are read where they are; TensorFlow gets a copy of smaller ones, from which it
     gathers faster. Where Keras casts to floatx, a big array is cast batch by batch.
 
     Args:
@@ -235,22 +236,24 @@ def array_dataset(
     """
     parts = keras.tree.lists_to_tuples(parts)
     leaves = keras.tree.flatten(parts)
-    big = [i for i, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray) and _is_big(leaf)]
+    big = [i for i, leaf in enumerate(leaves) if in_place.is_big(leaf)]
     small = [i for i, leaf in enumerate(leaves) if leaf is not None and i not in big]
-    held = tf.data.Dataset.from_tensors(tuple(data3.to_gather_from(leaves[i]) for i in small)).repeat()
-    in_place = _InPlace([leaves[i] for i in big])
+    read = in_place.Reader([leaves[i] for i in big])
 
-    def batch(chosen: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
+    def batch(chosen: tuple[Any, ...], tensors: tuple[Any, ...] = ()) -> Any:
         found: list[Any] = [None] * len(leaves)
-        for i, value in [
-            *zip(small, (_gathered(t, *chosen) for t in tensors), strict=True),
-            *zip(big, in_place(*chosen), strict=True),
-        ]:
+        for i, tensor in zip(small, tensors, strict=True):
+            found[i] = _gathered(tensor, *chosen)
+        for i, value in zip(big, read(*chosen), strict=True):
             found[i] = value
         return keras.tree.pack_sequence_as(parts, found)
 
     chosen = _passes(order, examples, batch_size, empty_batch)
-    dataset = tf.data.Dataset.zip((chosen, held)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    if small:
+        held = tf.data.Dataset.from_tensors(tuple(data3.to_gather_from(leaves[i]) for i in small)).repeat()
+        dataset = tf.data.Dataset.zip((chosen, held)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    else:
+        dataset = chosen.map(lambda *rows: batch(rows), num_parallel_calls=tf.data.AUTOTUNE)
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
@@ -281,33 +284,6 @@ def _gathered(value: Any, first: Any, stop: Any = None) -> Any:
     if data3.is_sparse_wrapper(value):
         return data3.gather_sparse(value, first if stop is None else tf.range(first, stop))
     return tf.gather(value, first, axis=0) if stop is None else value[first:stop]
-
-
-# Bytes from which on an array of numbers is read in place rather than copied.
-BIG_ARRAY = 2**28
-
-
-def _is_big(array: np.ndarray) -> bool:
-    return array.nbytes >= BIG_ARRAY and array.dtype.kind in "biufc"
-
-
-class _InPlace:
-    """Takes a batch's rows from NumPy arrays without a copy of the whole."""
-
-    def __init__(self, arrays: list[np.ndarray]) -> None:
-        self._arrays = arrays
-        self._dtypes = [data3.dtype_when_fed(array) for array in arrays]
-
-    def __call__(self, first: Any, stop: Any = None) -> list[Any]:
-        if not self._arrays:
-            return []
-        chosen = [first] if stop is None else [first, stop]
-        values = tf.numpy_function(self._take, chosen, [tf.as_dtype(dtype) for dtype in self._dtypes])
-        return [tf.ensure_shape(v, [None, *array.shape[1:]]) for v, array in zip(values, self._arrays, strict=True)]
-
-    def _take(self, first: np.ndarray, stop: Any = None) -> list[np.ndarray]:
-        rows = [np.take(array, first, axis=0) if stop is None else array[first:stop] for array in self._arrays]
-        return [value.astype(dtype, copy=False) for value, dtype in zip(rows, self._dtypes, strict=True)]
 
 
 def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -519,9 +519,24 @@ def holds_arrays(given: dict[str, Any]) -> bool:
 
 
 def train_validation_split(arrays: Any, validation_split: float) -> tuple[Any, Any]:
-    """Keras's own split: the last part of the arrays, taken before any shuffling."""
-    train, validation = array_slicing.train_validation_split(arrays, validation_split=validation_split)
-    return train, validation
+    """Keras's own split: the last part of the arrays, taken before any shuffling.
+
+    NumPy arrays are cut into views, where Keras would cast the whole of one that isn't floatx. Where to cut is asked of Keras.
+    """
+    flat = tree.flatten(arrays)
+    given = [np.arange(len(value)) if isinstance(value, np.ndarray) else value for value in flat]
+    halves = array_slicing.train_validation_split(given, validation_split=validation_split)
+    train, validation = (
+        [_rows_at(whole, part) if isinstance(whole, np.ndarray) else part for whole, part in zip(flat, half, strict=True)]
+        for half in halves
+    )
+    return tree.pack_sequence_as(arrays, train), tree.pack_sequence_as(arrays, validation)
+
+
+def _rows_at(array: np.ndarray, part: Any) -> np.ndarray:
+    """The view of the consecutive rows whose indices Keras's split returned."""
+    indices = np.asarray(getattr(part, "array", part))
+    return array[indices[0] : indices[-1] + 1] if len(indices) else array[:0]
 
 
 def epoch_dataset(epoch_iterator: Any) -> tf.data.Dataset:
