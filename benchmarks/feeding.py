@@ -2,7 +2,7 @@
 
 python benchmarks/feeding.py [--rounds 5] [--replicas 2]
 
-Both get the same data through Keras's adapters, run an epoch in one compiled call and read one value of each replica's share. They
+Both get the same data through Keras's adapters, run an epoch in one compiled call and read one value of each share. They
 take turns (A B A B), so that a busy machine slows both; a ratio is the median over the rounds of each round's ratio.
 """
 

@@ -42,7 +42,8 @@ class MirroredFitter:
         strategy: a tf.distribute strategy of your own (MirroredStrategy, MultiWorkerMirroredStrategy), instead of devices.
         precision: None: leave Keras's dtype policy alone. "float32", "mixed_float16" or "mixed_bfloat16": the policy under
             which the factory is called; it is restored afterwards.
-        batch: what fit's `batch_size` counts, "global" (Keras's meaning) or "per_replica" (one replica's share).
+        batch: what fit's `batch_size`, and the batches of a dataset, generator or PyDataset, count: "global" (Keras's meaning:
+            all replicas) or "per_replica" (one replica's share; N of them make a global batch).
         seed: an int: initial weights, dropout and the order of shuffled arrays are drawn from it, the same on every worker.
         step_sums: True where the model's own `train_step` sums over the batch instead of taking a mean: then each replica's
             loss counts 1 instead of n/N.

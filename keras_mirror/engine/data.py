@@ -224,8 +224,8 @@ def array_dataset(
 ) -> tf.data.Dataset:
     """A dataset of batches taken from arrays; length known, batch dimension dynamic.
 
-    Arrays of numbers of `in_place.BIG_ARRAY` bytes or more are read where they are; TensorFlow gets a copy of smaller ones, from which it
-    gathers faster. Where Keras casts to floatx, a big array is cast batch by batch.
+    Arrays of numbers of `in_place.BIG_ARRAY` bytes or more are read where they are; of smaller ones TensorFlow gets a copy, from
+    which it gathers without Python. Where Keras casts to floatx, a big array is cast batch by batch.
 
     Args:
         parts: a nest of arrays of any kind that Keras takes; None stays None.

@@ -37,7 +37,7 @@ def of_sizes(sizes):
     }
     ends = np.cumsum(sizes)
     bounds = tf.data.Dataset.from_tensor_slices((ends - np.array(sizes), ends))
-    tensors = {name: value if isinstance(value, tf.SparseTensor) else tf.convert_to_tensor(value) if name != "ragged" else value for name, value in data.items()}  # fmt: skip
+    tensors = {**data, "dense": tf.constant(data["dense"]), "text": tf.constant(data["text"])}
 
     def cut(first, last):
         out = {name: value[first:last] for name, value in tensors.items() if name != "sparse"}
