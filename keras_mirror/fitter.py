@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from keras_mirror.engine.precision import LossScaling
     from keras_mirror.verify import EquivalenceReport
 
-_OWN = frozenset({"model", "strategy", "num_replicas", "is_chief", "loss_scaling", "scope", "verify"})
+_OWN = frozenset({"model", "strategy", "num_replicas", "is_chief", "loss_scaling", "scope", "verify", "waiting_share"})
 
 
 class MirroredFitter:
@@ -45,7 +45,8 @@ class MirroredFitter:
         precision: None: leave Keras's dtype policy alone. "float32", "mixed_float16" or "mixed_bfloat16": the policy under
             which the factory is called; it is restored afterwards, and policies that layers were given are kept. "auto": what
             the replicas' devices are fastest at, as `precision_scope` says.
-        batch: what fit's `batch_size` counts, "global" (Keras's meaning) or "per_replica" (one replica's share).
+        batch: what fit's `batch_size`, and the batches of a dataset, generator or PyDataset, count: "global" (Keras's meaning:
+            all replicas) or "per_replica" (one replica's share; N of them make a global batch).
         seed: an int: initial weights, dropout and the order of shuffled arrays are drawn from it, the same on every worker.
         step_sums: True where the model's own `train_step` sums over the batch instead of taking a mean: then each replica's
             loss counts 1 instead of n/N.
@@ -118,6 +119,18 @@ class MirroredFitter:
     def loss_scaling(self) -> tuple[LossScaling, ...]:
         """Loss scale, steps and skipped steps of each LossScaleOptimizer of the model; empty where no loss is scaled."""
         return self._engine.loss_scales.read()
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Which share of the last epoch of `fit` the replicas waited for data, from 0 to 1; None before the first.
+
+        Of the time from the epoch's first step to the end of its last (callbacks between them included, compilation of the first
+        not), the part in which a step had no batch and the replicas nothing to do. While `fit` runs, e.g. in a callback, it is
+        about the epoch so far. Where it is large, the input pipeline is the bottleneck: use `dataset.cache()`,
+        `dataset.map(..., num_parallel_calls=tf.data.AUTOTUNE)` and `dataset.prefetch(tf.data.AUTOTUNE)`, or more workers of a
+        PyDataset. `fit` warns once where it is a quarter or more, and a second or more of an epoch.
+        """
+        return self._engine.waiting.share
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The strategy's scope, for objects that should be made in it. MirroredFitter never needs it from the user."""

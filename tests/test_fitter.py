@@ -868,9 +868,8 @@ class TestExceptionsOfTheUsers:
         callback.on_train_batch_end = raising
         self.fails(mirrored(), callbacks=[callback])
 
-    def test_from_a_pydataset_with_its_message_as_in_keras(self):
-        with pytest.raises(tf.errors.UnknownError, match="MineError: mine"):
-            mirrored().fit(RaisingData(), shuffle=False, verbose=0)
+    def test_from_a_pydataset(self):
+        self.fails(mirrored(), RaisingData(), None, shuffle=False)
 
     def test_from_a_generators_first_batch(self):
         def generator():
@@ -879,14 +878,13 @@ class TestExceptionsOfTheUsers:
 
         self.fails(mirrored(), generator(), None)
 
-    def test_from_a_generators_later_batch_with_its_message_as_in_keras(self):
+    def test_from_a_generators_later_batch(self):
         def generator():
             for _ in range(3):
                 yield X, Y
             raise MINE
 
-        with pytest.raises(tf.errors.UnknownError, match="MineError: mine"):
-            mirrored().fit(generator(), shuffle=False, verbose=0)
+        self.fails(mirrored(), generator(), None, shuffle=False)
 
     @pytest.mark.parametrize("call", ["fit", "predict"])
     def test_from_a_layers_call(self, call):
@@ -935,7 +933,7 @@ def test_a_generators_batch_of_different_lengths_says_so():
         for _ in range(3):
             yield X, Y[:7]
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="inputs, targets and weights differ in rows"):
+    with pytest.raises(ValueError, match="batch 1 of the generator: inputs, targets and weights differ in rows: found 10, 7"):
         mirrored().fit(generator(), shuffle=False, verbose=0)
 
 

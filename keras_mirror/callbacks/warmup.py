@@ -230,7 +230,7 @@ class LinearScalingWarmup(keras.callbacks.Callback):
             "LinearScalingWarmup: how much larger the batch is than the one the rate was chosen for isn't known: the batch"
             f" {'was' if engine is not None else 'is'} given for all replicas together, and neither scale nor base_batch_size"
             " was given.\nPass scale=k, or base_batch_size=n to a MirroredFitter's fit, or use"
-            ' MirroredFitter(..., batch="per_replica") with arrays.'
+            ' MirroredFitter(..., batch="per_replica").'
         )
 
     def _updates(self, steps: int | None, accumulation: int) -> int:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import notices
-from keras_mirror.engine import data, loop, measure, precision, state
+from keras_mirror.engine import checks, data, feed, loop, measure, precision, state, waiting
 from keras_mirror.engine.build import BuildStep
 from keras_mirror.seams import gate, install, keras3, learning_rate
 from keras_mirror.seams import tensorflow as tf_seams
@@ -52,6 +52,10 @@ class Engine:
         self._seeds: Any = None
         self._feeding = threading.local()
         self._adapter: Any = None
+        self._epochs = 1
+        self.failure: Exception | None = None
+        self.targets = checks.Targets()
+        self.waiting = waiting.Waiting()
 
     # -- attaching
 
@@ -179,8 +183,10 @@ class Engine:
     def _build_for_keras(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Stands in for Keras's `_maybe_symbolic_build`: reads the dataset's spec and draws no batch."""
         if iterator is not None:
+            feed.attach(self, iterator, "fit" if self.phase == "train" else "evaluate")
             if self.phase == "train":
                 self._adapter = iterator.data_adapter
+                self._adapter.accounts_for(self._epochs)
             self._steps_per_epoch[f"{self.phase}_step"] = iterator.steps_per_epoch
             self._steps_done[f"{self.phase}_step"] = 0
             try:
@@ -244,8 +250,10 @@ class Engine:
         return due
 
     def epoch_is_over(self, step_name: str) -> None:
-        """The data ended: the next execution begins an epoch."""
+        """The data ended: the next execution begins an epoch, unless a generator has nothing left to give."""
         self._steps_done[step_name] = 0
+        if step_name == "train_step" and self._adapter is not None and self._adapter.tell_of_end():
+            self.model.stop_training = True
 
     def _trace_own_step(self, name: str, spec: Any) -> None:
         step = getattr(self.model, name)
@@ -282,15 +290,17 @@ class Engine:
     @property
     def batch_size(self) -> int | None:
         """The global batch size of the data that the running fit was given; None where the data doesn't tell."""
-        try:
-            return None if self._adapter is None else self._adapter.batch_size
-        except IndexError:  # The dataset's first tensor is a scalar.
-            return None
+        return None if self._adapter is None else self._adapter.batch_size
 
     @property
     def batch_is_per_replica(self) -> bool:
-        """Whether the running fit's `batch_size` was given as one replica's share: a dataset's batches are global ones."""
-        return self.batch == "per_replica" and self._adapter is not None and keras3.is_array_adapter(self._adapter)
+        """Whether the batches given to the running fit count one replica's share: not so those that the user distributed."""
+        return self._adapter is not None and self._adapter.is_per_replica
+
+    @property
+    def batches_to_join(self) -> int:
+        """How many of a dataset's batches make a global one."""
+        return self.replicas if self.batch == "per_replica" else 1
 
     # -- the model's methods
 
@@ -329,11 +339,15 @@ class Engine:
         self._refuse_foreign_scope("fit")
         self.global_seeds()
         self.loss_scales.start()
+        self.targets.forget()
+        self.waiting.warned = False
         if not keras3.has_own_fit(self.model):
             arguments = data.named(original, args, kwargs)
-            args, kwargs = (), data.prepare_fit(self, arguments)
+            self._epochs = arguments.get("epochs", 1) - (arguments.get("initial_epoch") or 0)
+            args, kwargs = (), feed.prepare_fit(self, arguments)
         try:
-            return self._in_phase("train", original, *args, **kwargs)
+            with feed.own_errors(self):
+                return self._in_phase("train", original, *args, **kwargs)
         finally:
             # A callback isn't told that fit failed.
             learning_rate.release(self.model)
@@ -343,23 +357,29 @@ class Engine:
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("evaluate")
         self.global_seeds()
-        return self._in_phase("test", original, **data.per_replica(self, data.named(original, args, kwargs)))
+        arguments = feed.prepare(self, "evaluate", data.named(original, args, kwargs))
+        with feed.own_errors(self):
+            return self._in_phase("test", original, **arguments)
 
     def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("predict")
         self.global_seeds()
-        return self._in_phase("predict", original, **data.per_replica(self, data.named(original, args, kwargs)))
+        arguments = feed.prepare(self, "predict", data.named(original, args, kwargs))
+        with feed.own_errors(self), feed.at_least_one_batch():
+            return self._in_phase("predict", original, **arguments)
 
     def _on_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope(original.__name__)
         self.global_seeds()
         phase = "train" if original.__name__ == "train_on_batch" else "test"
-        return self._in_phase(phase, original, *args, **kwargs)
+        with feed.own_errors(self):
+            return self._in_phase(phase, original, *args, **kwargs)
 
     def _predict_on_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("predict_on_batch")
         self.global_seeds()
-        return self._in_phase("predict", original, *args, **kwargs)
+        with feed.own_errors(self):
+            return self._in_phase("predict", original, *args, **kwargs)
 
     def _get_compile_config(self, original: Callable[..., Any]) -> Any:
         """Saves the LossScaleOptimizer that compile put around the optimizer, so that loading finds its state.

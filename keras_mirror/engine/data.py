@@ -6,16 +6,14 @@ import dataclasses
 import inspect
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_mirror.seams import keras3
-
-if TYPE_CHECKING:
-    from keras_mirror.engine.core import Engine
+from keras_mirror.engine import in_place
+from keras_mirror.seams import data3, keras3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +31,6 @@ class Share:
     first: Any
 
 
-# What Keras takes where arrays are given without a batch size.
-_KERAS_BATCH_SIZE = 32
 _UNBATCHED = (
     "MirroredFitter: found a batch without any tensor of rank 1 or more, expected (inputs, targets, ...) whose"
     " first dimension counts examples.\nBatch the dataset: dataset.batch(global_batch_size)."
@@ -144,12 +140,23 @@ def cut(value: Any, start: Any, size: Any) -> Any:
     return value[start : start + size]
 
 
-def shares_of(distributed: Any, strategy: tf.distribute.Strategy) -> tuple[list[Any], list[Share]]:
-    """Shares of a batch that the user distributed already: whatever each replica was given is its own."""
-    local = [
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A batch that the user distributed: what each replica of this process was given is its own."""
+
+    parts: list[Any]
+
+
+def local_parts(distributed: Any, strategy: tf.distribute.Strategy) -> list[Any]:
+    """Each local replica's part of a batch that the user distributed."""
+    return [
         keras.tree.map_structure(lambda v, i=i: v.values[i] if isinstance(v, tf.distribute.DistributedValues) else v, distributed)
         for i in range(len(strategy.extended.worker_devices))
     ]
+
+
+def shares_of(local: list[Any]) -> tuple[list[Any], list[Share]]:
+    """The shares' data and their `Share`s where each replica's part is given."""
     counts = [rows(batch_leaves(part)[0]) for part in local]
     local = [keras.tree.map_structure(_at_least_one_row, part) for part in local]
     total = tf.add_n(counts)
@@ -212,22 +219,71 @@ class ArrayOrder:
         return order.astype(np.int64)
 
 
-def array_dataset(inputs: Any, order: ArrayOrder, examples: int, batch_size: int) -> tf.data.Dataset:
-    """A dataset of batches gathered from arrays in the given order; length known, batch dimension dynamic."""
-    indices = tf.data.Dataset.from_tensors(0).map(
-        lambda _: tf.ensure_shape(tf.numpy_function(order.next, [], tf.int64, stateful=True), [examples])
-    )
-    batches = indices.flat_map(lambda all_rows: tf.data.Dataset.from_tensor_slices(all_rows).batch(batch_size))
-    held = tf.data.Dataset.from_tensors(inputs).repeat()
-    dataset = tf.data.Dataset.zip((batches, held)).map(
-        lambda chosen, data: keras3.gather_rows(data, chosen), num_parallel_calls=tf.data.AUTOTUNE
-    )
+def array_dataset(
+    parts: Any, order: ArrayOrder | None, examples: int, batch_size: int, empty_batch: bool = False
+) -> tf.data.Dataset:
+    """A dataset of batches taken from arrays; length known, batch dimension dynamic.
+
+    Arrays of numbers of `in_place.BIG_ARRAY` bytes or more are read where they are; of smaller ones TensorFlow gets a copy, from
+    which it gathers without Python. Where Keras casts to floatx, a big array is cast batch by batch.
+
+    Args:
+        parts: a nest of arrays of any kind that Keras takes; None stays None.
+        order: draws the order of each pass; None: the order in which the rows are.
+        examples: the number of rows of each array.
+        batch_size: the number of rows of each batch but the last.
+        empty_batch: without any example, give one batch without rows rather than none.
+    """
+    parts = keras.tree.lists_to_tuples(parts)
+    leaves = keras.tree.flatten(parts)
+    big = [i for i, leaf in enumerate(leaves) if in_place.is_big(leaf)]
+    small = [i for i, leaf in enumerate(leaves) if leaf is not None and i not in big]
+    read = in_place.Reader([leaves[i] for i in big])
+
+    def batch(chosen: tuple[Any, ...], tensors: tuple[Any, ...] = ()) -> Any:
+        found: list[Any] = [None] * len(leaves)
+        for i, tensor in zip(small, tensors, strict=True):
+            found[i] = _gathered(tensor, *chosen)
+        for i, value in zip(big, read(*chosen), strict=True):
+            found[i] = value
+        return keras.tree.pack_sequence_as(parts, found)
+
+    chosen = _passes(order, examples, batch_size, empty_batch)
+    if small:
+        held = tf.data.Dataset.from_tensors(tuple(data3.to_gather_from(leaves[i]) for i in small)).repeat()
+        dataset = tf.data.Dataset.zip((chosen, held)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    else:
+        dataset = chosen.map(lambda *rows: batch(rows), num_parallel_calls=tf.data.AUTOTUNE)
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    length = -(-examples // batch_size)
+    length = -(-examples // batch_size) or int(empty_batch)
     dataset = dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
     return dataset.apply(tf.data.experimental.assert_cardinality(length))
+
+
+def _passes(order: ArrayOrder | None, examples: int, batch_size: int, empty_batch: bool) -> tf.data.Dataset:
+    """The rows of each batch of a pass: (indices,), or (start, stop) where they are consecutive."""
+    starts = tf.data.Dataset.range(0, examples, batch_size)
+    if empty_batch and not examples:
+        starts = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
+
+    def stop(start: Any) -> Any:
+        return tf.minimum(start + batch_size, examples)
+
+    if order is None:
+        return starts.map(lambda start: (start, stop(start)))
+    whole = tf.data.Dataset.from_tensors(0).map(
+        lambda _: tf.ensure_shape(tf.numpy_function(order.next, [], tf.int64, stateful=True), [examples])
+    )
+    return whole.flat_map(lambda indices: starts.map(lambda start: (indices[start : stop(start)],)))
+
+
+def _gathered(value: Any, first: Any, stop: Any = None) -> Any:
+    """Rows of what `data3.to_gather_from` returned: those at the indices `first`, or from `first` to `stop`."""
+    if data3.is_sparse_wrapper(value):
+        return data3.gather_sparse(value, first if stop is None else tf.range(first, stop))
+    return tf.gather(value, first, axis=0) if stop is None else value[first:stop]
 
 
 def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -241,43 +297,6 @@ def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             found.update(found.pop(name, {}))
     return dict(found)
-
-
-def per_replica(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The call's batch sizes as global ones, where the fitter's count one replica's share; Keras's default of 32 too."""
-    if engine.batch != "per_replica":
-        return arguments
-    arguments = dict(arguments)
-    if arguments.get("batch_size") is None and keras3.holds_arrays(arguments) and not arguments.get("steps_per_epoch"):
-        arguments["batch_size"] = _KERAS_BATCH_SIZE
-    for name in ("batch_size", "validation_batch_size"):
-        if arguments.get(name):
-            arguments[name] *= engine.replicas
-    return arguments
-
-
-def prepare_fit(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of fit, with arrays that are shuffled in an order of our own; everything else goes to Keras as it is."""
-    arguments = per_replica(engine, arguments)
-    if arguments.get("validation_split") and arguments.get("validation_data") is None:
-        arrays = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
-        (x, y, weight), arguments["validation_data"] = keras3.train_validation_split(arrays, arguments.pop("validation_split"))
-        arguments.update(x=x, y=y, sample_weight=weight)
-    shuffle = arguments.get("shuffle", True)
-    if not shuffle or keras3.is_data_adapter(arguments.get("x")):
-        return arguments
-    taken = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "class_weight")
-    given = {name: arguments[name] for name in taken if arguments.get(name) is not None}
-    if not keras3.holds_arrays(given):
-        return arguments
-    adapter = keras3.data_adapter(**given)
-    inputs, examples, batch_size = keras3.array_inputs(adapter)
-    seed = draw_seed() if engine.seed is None else engine.seed
-    order = ArrayOrder(examples, batch_size, shuffle, seed, first_epoch=arguments.get("initial_epoch") or 0)
-    adapter.get_tf_dataset = lambda: array_dataset(inputs, order, examples, batch_size)
-    for name in ("y", "sample_weight", "class_weight"):
-        arguments.pop(name, None)
-    return {**arguments, "x": adapter}
 
 
 def draw_seed() -> int:

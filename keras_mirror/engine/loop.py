@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from keras_mirror.engine import data, diagnose, measure, state
+from keras_mirror.engine import data, diagnose, measure, state, waiting
 from keras_mirror.engine.step import Step
-from keras_mirror.seams import gate, keras3
+from keras_mirror.seams import data3, gate, keras3
 
 if TYPE_CHECKING:
     from keras_mirror.engine.core import Engine
@@ -52,15 +53,17 @@ class Replicated:
     def shares(self, batch: Any) -> tuple[list[Any], list[data.Share]]:
         """Each local replica's data and `Share`, cut on the host."""
         engine = self.engine
-        batch = data.without_optionals(batch)
+        if isinstance(batch, data.Given):
+            return data.shares_of(batch.parts)
         if data.is_distributed_batch(batch):
-            return data.shares_of(batch, engine.strategy)
+            return data.shares_of(data.local_parts(batch, engine.strategy))
         with tf.device("CPU:0"):
             return data.split(batch, engine.replicas)
 
     def run(self, batch: Any, on_replica: Callable[[Step, Any], Any]) -> Any:
         """Calls `on_replica(step, share's data)` on every replica, each with its own step; returns per-replica values."""
         engine = self.engine
+        batch = data.without_optionals(batch)
         parts, shares = self.shares(batch)
         siblings: dict[int, Step] = {}
 
@@ -69,6 +72,7 @@ class Replicated:
             context = tf.distribute.get_replica_context()
             index = int(tf.get_static_value(context.replica_id_in_sync_group))
             step = Step(engine, index, shares[index], self.own, siblings)
+            step.name, step.batch, step.part = self.name, batch, parts[index]
             with gate.entered(step):
                 return on_replica(step, parts[index])
 
@@ -86,10 +90,9 @@ class Execution(Replicated):
         self._compiled = not engine.model.run_eagerly
         self._one: Any = self._one_step
         self._finish: Any = self._logs
-        self._many: Any = None
+        self._many_by_length: dict[str, Any] = {}
         if self._compiled:
             self._one = tf.function(self._one_step, reduce_retracing=True)
-            self._many = tf.function(self._steps, reduce_retracing=True)
             self._finish = tf.function(self._logs, reduce_retracing=True)
 
     def __call__(self, iterator: Iterable[Any]) -> Any:
@@ -99,6 +102,7 @@ class Execution(Replicated):
             logs = self._compiled_steps(iterator, steps)
         else:
             logs = self._single_steps(iterator, steps)
+        self.engine.targets.warn(self.name)
         if logs is None:
             self.engine.epoch_is_over(self.name)
             raise StopIteration
@@ -106,25 +110,49 @@ class Execution(Replicated):
             diagnose.stop_if_hopeless(self.engine, iterator, self._last)
         return logs
 
+    def _many(self, iterator: Any, steps: Any) -> Any:
+        """The compiled call. What is traced for a distributed dataset without a batch, or without an end, fits no other."""
+        key = data3.length_kind(iterator)
+        if key not in self._many_by_length:
+            self._many_by_length[key] = tf.function(self._steps, reduce_retracing=True)
+        return self._many_by_length[key](iterator, steps)
+
     def _compiled_steps(self, iterator: Any, steps: int) -> Any:
         """The logs of up to `steps` steps in one compiled call; None where the data has ended."""
         try:
-            started, logs = self._many(iterator, tf.constant(steps))
+            started, logs = self._timed(iterator, steps)
         except measure.Unmeasured:
             # Raised in tracing, before a batch was drawn: the next one is measured on, and trained on by itself.
             batch = iterator.get_next_as_optional()
             if not batch.has_value():
                 return None
             values = self._one_measured(batch.get_value())
-            started, logs = self._many(iterator, tf.constant(steps - 1)) if steps > 1 else (False, None)
+            started, logs = self._timed(iterator, steps - 1) if steps > 1 else (False, None)
             return logs if started else self._finish(values)
         return logs if started else None
 
+    def _timed(self, iterator: Any, steps: int) -> tuple[Any, Any]:
+        logs, account = self._many(iterator, tf.constant(steps))
+        done, began, waited = account.numpy().tolist()
+        if self.name == "train_step" and done:
+            self.engine.waiting.add(began, waited)
+        if 0 < done < steps:
+            self.engine.epoch_is_over(self.name)
+        return done > 0, logs
+
     def _single_steps(self, iterator: Iterable[Any], steps: int) -> Any:
-        values = None
-        for _, batch in zip(range(steps), iterator, strict=False):
+        values, batches = None, iter(iterator)
+        for _ in range(steps):
+            asked = time.time()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            waited = time.time() - asked
             self._last = keras.tree.map_structure(_tensor, batch) if self.engine.loss_scales else None
             values = self._one_measured(keras.tree.map_structure(_tensor, batch))
+            if self.name == "train_step":
+                self.engine.waiting.add(asked, waited)
         return None if values is None else self._finish(values)
 
     def _one_measured(self, batch: Any) -> Any:
@@ -136,13 +164,13 @@ class Execution(Replicated):
 
     @tf.autograph.experimental.do_not_convert
     def _steps(self, iterator: Any, steps: Any) -> tuple[Any, Any]:
-        """Up to `steps` steps; returns whether there was a batch at all, and the logs.
+        """Up to `steps` steps; returns the logs, and as float64 numbers how many steps, when they began, how long they waited.
 
         A step stands in a cond on there being a batch. With a plain `get_next`, what doesn't depend on the data (the count
         of iterations, weight decay) runs once more at the end of data of unknown length, as it does in Keras.
         """
-        batch = iterator.get_next_as_optional()
-        started = batch.has_value()
+        began = waiting.now()
+        batch, started, waited = self._next(iterator, began, waiting.caught_up(self.engine, began))
         kinds: list[tuple[Any, Any]] = []
 
         def step() -> tuple[Any, ...]:
@@ -150,33 +178,56 @@ class Execution(Replicated):
             # is called, and don't find it from one that is called inside a cond.
             values = tuple(self._one_step(batch.get_value()))
             kinds.extend((value.shape, value.dtype) for value in values)
-            return values
+            return (tf.constant(True), *values)
 
         def nothing() -> tuple[Any, ...]:
-            return tuple(tf.zeros([size or 0 for size in shape], dtype) for shape, dtype in kinds)
+            return (tf.constant(False), *(tf.zeros([size or 0 for size in shape], dtype) for shape, dtype in kinds))
 
-        values = tf.cond(started, step, nothing)
+        outputs = tf.cond(started, step, nothing)
+        done, values = tf.cast(started, tf.int32), outputs[1:]
         if int(self.engine.model.steps_per_execution) > 1:
-            values = self._remaining(iterator, steps, started, values)
-        return started, self._logs(list(values))
+            done, waited, values = self._remaining(iterator, steps, started, waited, self._ended(outputs), values)
+        with tf.device("CPU:0"):
+            account = tf.stack([tf.cast(done, tf.float64), began, waited])
+        return self._logs(list(values)), account
 
-    def _remaining(self, iterator: Any, steps: Any, started: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _next(self, iterator: Any, asked: Any, ended: Any) -> tuple[Any, Any, Any]:
+        """The next batch, whether there is one, and how long the replicas, done with the last step at `ended`, waited for it."""
+        with tf.control_dependencies([asked]):
+            batch = iterator.get_next_as_optional()
+        has_batch = batch.has_value()
+        waited = tf.maximum(waiting.now(has_batch) - tf.maximum(asked, ended), 0.0)
+        return batch, has_batch, waited
+
+    def _ended(self, outputs: Any) -> Any:
+        """When a step was done, on the host and on its device."""
+        return waiting.caught_up(self.engine, waiting.now(*waiting.executed(outputs)))
+
+    def _remaining(
+        self, iterator: Any, steps: Any, started: Any, waited: Any, ended: Any, values: tuple[Any, ...]
+    ) -> tuple[Any, Any, tuple[Any, ...]]:
         def more(done: Any, has_batch: Any, *_: Any) -> Any:
             return tf.logical_and(done < steps, has_batch)
 
-        def body(done: Any, _: Any, *values: Any) -> Any:
-            batch = iterator.get_next_as_optional()
-            has_batch = batch.has_value()
-            values = tf.cond(has_batch, lambda: tuple(self._one_step(batch.get_value())), lambda: values)
-            return (done + 1, has_batch, *values)
+        def body(done: Any, _: Any, waited: Any, ended: Any, *values: Any) -> Any:
+            batch, has_batch, more_waited = self._next(iterator, waiting.now(done), ended)
 
-        loop_vars = (tf.constant(1), started, *values)
+            def step() -> tuple[Any, ...]:
+                return (tf.constant(True), *self._one_step(batch.get_value()))
+
+            outputs = tf.cond(has_batch, step, lambda: (tf.constant(False), *values))
+            done = done + tf.cast(has_batch, tf.int32)
+            return (done, has_batch, waited + more_waited, self._ended(outputs), *outputs[1:])
+
+        loop_vars = (tf.cast(started, tf.int32), started, waited, ended, *values)
         shapes = tf.nest.map_structure(lambda v: v.shape, loop_vars)
-        return tuple(tf.while_loop(more, body, loop_vars, shape_invariants=shapes)[2:])
+        found = tf.while_loop(more, body, loop_vars, shape_invariants=shapes)
+        return found[0], found[2], tuple(found[4:])
 
     @tf.autograph.experimental.do_not_convert
     def _one_step(self, batch: Any) -> list[Any]:
         self.traces += 1
+        self.engine.targets.look_for_nan(batch)
         recipes: dict[int, Recipe] = {}
 
         def on_replica(step: Step, share: Any) -> Any:
@@ -258,33 +309,37 @@ class Prediction(Replicated):
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, batches: list[Any]) -> Any:
-        batches = [keras.tree.map_structure(_tensor, data.without_optionals(batch)) for batch in batches]
         engine = self.engine
-        data.refuse_unbatched(engine.model, batches[0])
+        given = data.is_distributed_batch(batches)
+        if given:
+            batches = [data.local_parts(data.without_optionals(batch), engine.strategy) for batch in batches]
+        batches = [keras.tree.map_structure(_tensor, data.without_optionals(batch)) for batch in batches]
+        example = batches[0][0] if given else batches[0]
+        data.refuse_unbatched(engine.model, example)
         if not engine.model.built or not all(layer.built for layer in keras3.sublayers(engine.model)):
-            engine.build(keras3.keras_tensors(batches[0]))
+            engine.build(keras3.keras_tensors(example))
         if engine.model.run_eagerly:
-            return self._predict(batches)
+            return self._predict(batches, given)
         leaves = [leaf for leaf in keras.tree.flatten(batches) if leaf is not None]
-        signature = tuple(_any_batch(leaf) for leaf in leaves)
+        signature = (given, *(_any_batch(leaf) for leaf in leaves))
         if signature not in self._compiled:
-            self._compiled[signature] = self._compile(batches, signature)
+            self._compiled[signature] = self._compile(batches, given, signature[1:])
         return self._compiled[signature](*leaves)
 
-    def _compile(self, batches: list[Any], signature: tuple[Any, ...]) -> Callable[..., Any]:
+    def _compile(self, batches: list[Any], given: bool, signature: tuple[Any, ...]) -> Callable[..., Any]:
         """Compiles for any batch size at once, so that a partial last batch isn't traced anew."""
 
         @tf.autograph.experimental.do_not_convert
         def function(*leaves: Any) -> Any:
             supply = iter(leaves)
-            return self._predict(keras.tree.map_structure(lambda v: None if v is None else next(supply), batches))
+            return self._predict(keras.tree.map_structure(lambda v: None if v is None else next(supply), batches), given)
 
         compiled: Callable[..., Any] = tf.function(function, input_signature=signature)
         return compiled
 
-    def _predict(self, batches: list[Any]) -> Any:
+    def _predict(self, batches: list[Any], given: bool) -> Any:
         self.traces += 1
-        outputs = [self._predict_one(batch) for batch in batches]
+        outputs = [self._predict_one(data.Given(batch) if given else batch) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return keras.tree.map_structure(lambda *parts: _concat(parts), *outputs)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_mirror.engine import measure
+from keras_mirror.engine import checks, measure
 from keras_mirror.seams import keras3
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class _WholeBatch(Exception):
 
 def call(step: Step, original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
     """A Loss object's `__call__` inside a step."""
+    y_true = checks.labels(step, loss, y_true, y_pred)
     if step.alone or step.whole_batch or keras3.is_compile_loss(loss):
         return original(loss, y_true, y_pred, sample_weight)
     known = step.engine.whole_batch_losses

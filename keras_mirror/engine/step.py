@@ -44,6 +44,10 @@ class Step:
         self.written: dict[int, Any] = {}
         self.results: dict[int, tuple[Any, str | None, Any]] = {}
         self.scaled_by: set[int] = set()
+        # The model's function that is run, the global batch, and this replica's part of it.
+        self.name = "train_step"
+        self.batch: Any = None
+        self.part: Any = None
 
     # -- arithmetic shared by the rooms
 

@@ -509,40 +509,31 @@ def is_data_adapter(value: Any) -> bool:
     return isinstance(value, data_adapters.data_adapter.DataAdapter)
 
 
-def is_array_adapter(value: Any) -> bool:
-    """Whether the adapter holds arrays, whose order is Keras's to draw."""
-    return isinstance(value, array_data_adapter.ArrayDataAdapter)
-
-
 def holds_arrays(given: dict[str, Any]) -> bool:
     """Whether fit's `x` is arrays (whose order is ours to draw) rather than a dataset, generator, PyDataset or loader."""
     arrays = (given.get("x"), given.get("y"), given.get("sample_weight"))
     return bool(array_data_adapter.can_convert_arrays(arrays))
 
 
-def array_inputs(adapter: Any) -> tuple[Any, int, int]:
-    """What an array adapter holds: tensors that `tf.data` can gather from, number of examples, batch size."""
-    inputs = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
-    return tree.lists_to_tuples(inputs), adapter._num_samples, adapter._batch_size
-
-
-def gather_rows(inputs: Any, indices: Any) -> Any:
-    """The rows `indices` of every array, sparse ones included, as Keras slices them."""
-
-    def one(value: Any) -> Any:
-        if isinstance(value, array_slicing.TensorflowSparseWrapper):
-            return array_slicing.slice_tensorflow_sparse_wrapper(value, indices)
-        if isinstance(value, (list, tuple, dict)):
-            return None
-        return tf.gather(value, indices, axis=0) if tf.is_tensor(value) else value
-
-    return tree.traverse(one, inputs)
-
-
 def train_validation_split(arrays: Any, validation_split: float) -> tuple[Any, Any]:
-    """Keras's own split: the last part of the arrays, taken before any shuffling."""
-    train, validation = array_slicing.train_validation_split(arrays, validation_split=validation_split)
-    return train, validation
+    """Keras's own split: the last part of the arrays, taken before any shuffling.
+
+    NumPy arrays are cut into views, where Keras would cast the whole of one that isn't floatx. Where to cut is asked of Keras.
+    """
+    flat = tree.flatten(arrays)
+    given = [np.arange(len(value)) if isinstance(value, np.ndarray) else value for value in flat]
+    halves = array_slicing.train_validation_split(given, validation_split=validation_split)
+    train, validation = (
+        [_rows_at(whole, part) if isinstance(whole, np.ndarray) else part for whole, part in zip(flat, half, strict=True)]
+        for half in halves
+    )
+    return tree.pack_sequence_as(arrays, train), tree.pack_sequence_as(arrays, validation)
+
+
+def _rows_at(array: np.ndarray, part: Any) -> np.ndarray:
+    """The view of the consecutive rows whose indices Keras's split returned."""
+    indices = np.asarray(getattr(part, "array", part))
+    return array[indices[0] : indices[-1] + 1] if len(indices) else array[:0]
 
 
 def epoch_dataset(epoch_iterator: Any) -> tf.data.Dataset:

@@ -73,11 +73,15 @@ def test_a_factor_that_cannot_be_known_is_asked_for(name):
         make().fit(X, Y, verbose=0, callbacks=[LinearScalingWarmup(1, **arguments)])
 
 
-@pytest.mark.parametrize("arguments", [{}, {"base_batch_size": 4}])
-def test_a_datasets_batches_are_global_and_may_not_tell_their_size(arguments):
+def test_a_datasets_batches_may_not_tell_their_size():
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
     with pytest.raises(ValueError, match=r"isn't known.*\n.*Pass scale="):
-        mirrored(batch="per_replica").fit(dataset, verbose=0, callbacks=[LinearScalingWarmup(1, **arguments)])
+        mirrored(batch="per_replica").fit(dataset, verbose=0, callbacks=[LinearScalingWarmup(1, base_batch_size=4)])
+
+
+def test_a_datasets_batches_count_one_replicas_share_as_those_of_arrays_do():
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)
+    assert end_of(mirrored("cpu:4", batch="per_replica"), LinearScalingWarmup(1), dataset) == pytest.approx(4)
 
 
 # -- the length --------------------------------------------------------------------------------------------------------

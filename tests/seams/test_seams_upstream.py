@@ -77,6 +77,8 @@ CALLED = [
     (data_adapter_utils, "scipy_sparse_to_tf_sparse", (None,), {}),
     (array_data_adapter, "can_convert_arrays", (None,), {}),
     (array_slicing, "convert_to_sliceable", (None,), {"target_backend": "tensorflow"}),
+    (array_slicing, "TensorflowSparseWrapper", (None, None, None), {}),
+    (data_adapters, "is_tf_dataset", (None,), {}),
     (array_slicing, "train_validation_split", (None,), {"validation_split": 0.5}),
     (array_slicing, "slice_tensorflow_sparse_wrapper", (None, None), {}),
 ]
