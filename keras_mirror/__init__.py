@@ -9,17 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keras_mirror.callbacks.checkpoint import SingleCopyCheckpoint
     from keras_mirror.callbacks.warmup import LinearScalingWarmup
     from keras_mirror.fitter import MirroredFitter
     from keras_mirror.verify import EquivalenceReport
 
 __version__ = "0.1.0"
-__all__ = ["EquivalenceReport", "LinearScalingWarmup", "MirroredFitter", "__version__"]
+__all__ = ["EquivalenceReport", "LinearScalingWarmup", "MirroredFitter", "SingleCopyCheckpoint", "__version__"]
 
 _HOMES = {
     "EquivalenceReport": "keras_mirror.verify",
     "LinearScalingWarmup": "keras_mirror.callbacks.warmup",
     "MirroredFitter": "keras_mirror.fitter",
+    "SingleCopyCheckpoint": "keras_mirror.callbacks.checkpoint",
 }
 
 

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import notices
-from keras_mirror.engine import data, loop, measure, state
+from keras_mirror.engine import data, loop, measure, resume, state
 from keras_mirror.engine.build import BuildStep
 from keras_mirror.seams import gate, install, keras3, learning_rate
 from keras_mirror.seams import tensorflow as tf_seams
@@ -49,6 +49,12 @@ class Engine:
         self._seeds: Any = None
         self._feeding = threading.local()
         self._adapter: Any = None
+        # Of the running fit: an order that is ours to draw, where its data stands, and what is called when it ends or fails.
+        self.order: Any = None
+        self.feed: resume.Feed | None = None
+        self.at_end: list[Callable[[], None]] = []
+        # False while a checkpoint is taken, which notes each replica's accumulated gradients and leaves them as they are.
+        self.settles = True
 
     # -- attaching
 
@@ -170,6 +176,7 @@ class Engine:
         if iterator is not None:
             if self.phase == "train":
                 self._adapter = iterator.data_adapter
+                self.feed = resume.Feed(self, iterator)
             self._steps_per_epoch[f"{self.phase}_step"] = iterator.steps_per_epoch
             self._steps_done[f"{self.phase}_step"] = 0
             try:
@@ -219,14 +226,25 @@ class Engine:
 
         Keras counts an execution as `steps_per_execution` steps, and trains too long where the two don't divide.
         """
-        each = int(self.model.steps_per_execution)
+        feed = self.feed if step_name == "train_step" else None
+        due = int(self.model.steps_per_execution)
+        if feed is not None:
+            due = feed.limit(due)
         total = self._steps_per_epoch.get(step_name)
-        if not total:
-            return each
-        done = self._steps_done.get(step_name, 0)
-        due = min(each, total - done)
-        self._steps_done[step_name] = (done + due) % total
+        if total:
+            done = self._steps_done.get(step_name, 0)
+            due = min(due, total - done)
+            self._steps_done[step_name] = (done + due) % total
+        if feed is not None:
+            feed.drew(due)
         return due
+
+    def go_to(self, position: dict[str, Any], epochs: int, done: int, say: Callable[[str], None]) -> None:
+        """Has the fit that begins go on at a position of its data; see `resume.Feed.go_to`."""
+        if self.feed is None:
+            raise RuntimeError("keras_mirror: a position was asked for outside fit")
+        self.feed.go_to(position, epochs, done, say)
+        self._steps_done["train_step"] = done
 
     def epoch_is_over(self, step_name: str) -> None:
         """The data ended: the next execution begins an epoch."""
@@ -304,13 +322,16 @@ class Engine:
         self.global_seeds()
         if not keras3.has_own_fit(self.model):
             arguments = data.named(original, args, kwargs)
-            args, kwargs = (), data.prepare_fit(self, arguments)
+            args, kwargs = (), data.prepare_fit(self, resume.prepare_fit(self, arguments))
         try:
             return self._in_phase("train", original, *args, **kwargs)
         finally:
             # A callback isn't told that fit failed.
             learning_rate.release(self.model)
-            self._adapter = None
+            for end in self.at_end:
+                end()
+            self.at_end.clear()
+            self._adapter = self.feed = self.order = None
             self.settle()
 
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -362,7 +383,7 @@ class Engine:
 
     def settle(self) -> None:
         """Gives replica 0 the sum of the gradients that replicas accumulated, so that what is saved is one device's state."""
-        if self.accumulates_locally:
+        if self.accumulates_locally and self.settles:
             state.settle(self.strategy, keras3.accumulators(self.model.optimizer))
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import random
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -192,13 +193,14 @@ class ArrayOrder:
     epoch has the same order. Here each epoch has its own, and it is the same for any number of replicas.
     """
 
-    def __init__(self, examples: int, batch_size: int, shuffle: Any, seed: int, first_epoch: int = 0) -> None:
+    def __init__(self, examples: int, batch_size: int, shuffle: Any, seed: int, first_epoch: int = 0, inputs: Any = None) -> None:
         self._examples, self._batch_size, self._shuffle = examples, batch_size, shuffle
-        self._seed, self._epoch = seed, first_epoch
+        self.seed, self._epoch = seed, first_epoch
+        self._first_epoch, self._inputs = first_epoch, inputs
 
     def permutation(self, epoch: int) -> np.ndarray:
         """The order of epoch `epoch`, as row indices. `shuffle="batch"` keeps full batches together."""
-        generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+        generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
         if self._shuffle != "batch":
             return generator.permutation(self._examples)
         full = self._examples // self._batch_size * self._batch_size
@@ -211,8 +213,28 @@ class ArrayOrder:
         self._epoch += 1
         return order.astype(np.int64)
 
+    def pass_of(self, drawn: int) -> int:
+        """Which pass (from 0) the next batch belongs to, after `drawn` batches since the arrays were opened."""
+        return self._epoch - self._first_epoch - (1 if drawn else 0)
 
-def array_dataset(inputs: Any, order: ArrayOrder, examples: int, batch_size: int) -> tf.data.Dataset:
+    def go_to(self, seed: int, passes: int, drawn: int) -> Callable[[], tf.data.Dataset]:
+        """Goes on where another run stood; nothing is read for it.
+
+        Args:
+            seed: that run's.
+            passes: how many times it had gone through the arrays.
+            drawn: how many batches it had taken of the pass after those.
+
+        Returns:
+            What makes the dataset of the rest of that pass; `next` goes on with the pass after it.
+        """
+        self.seed, self._epoch = seed, self._first_epoch + passes
+        rows = self.next()[drawn * self._batch_size :]
+        rest = types.SimpleNamespace(next=lambda: rows)
+        return lambda: array_dataset(self._inputs, rest, len(rows), self._batch_size)
+
+
+def array_dataset(inputs: Any, order: Any, examples: int, batch_size: int) -> tf.data.Dataset:
     """A dataset of batches gathered from arrays in the given order; length known, batch dimension dynamic."""
     indices = tf.data.Dataset.from_tensors(0).map(
         lambda _: tf.ensure_shape(tf.numpy_function(order.next, [], tf.int64, stateful=True), [examples])
@@ -273,8 +295,9 @@ def prepare_fit(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
     adapter = keras3.data_adapter(**given)
     inputs, examples, batch_size = keras3.array_inputs(adapter)
     seed = draw_seed() if engine.seed is None else engine.seed
-    order = ArrayOrder(examples, batch_size, shuffle, seed, first_epoch=arguments.get("initial_epoch") or 0)
+    order = ArrayOrder(examples, batch_size, shuffle, seed, first_epoch=arguments.get("initial_epoch") or 0, inputs=inputs)
     adapter.get_tf_dataset = lambda: array_dataset(inputs, order, examples, batch_size)
+    engine.order = order
     for name in ("y", "sample_weight", "class_weight"):
         arguments.pop(name, None)
     return {**arguments, "x": adapter}

@@ -1,0 +1,238 @@
+"""Where a running fit stands in its data, and how another fit gets there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from keras_mirror.engine import data
+from keras_mirror.seams import checkpoint3, keras3
+
+if TYPE_CHECKING:
+    from keras_mirror.engine.core import Engine
+
+# How often a long way through a dataset is reported, in seconds.
+_REPORT_S = 10.0
+
+
+class Feed:
+    """The data of one fit: how often it was opened and how many batches were drawn since.
+
+    Args:
+        engine: the model's engine, whose fit is running.
+        epoch_iterator: what Keras's fit feeds from.
+    """
+
+    def __init__(self, engine: Engine, epoch_iterator: Any) -> None:
+        self._engine = engine
+        self._iterator = epoch_iterator
+        self._passes = 0
+        self._drawn = 0
+        self._shorter: int | None = None
+        self._opening: Callable[[Callable[[], Any]], Any] | None = None
+        self.kind = checkpoint3.kind_of_data(epoch_iterator)
+        if isinstance(engine.order, OrderedBatches):
+            self.kind = "pydataset"
+        checkpoint3.on_opening(epoch_iterator, self._open)
+
+    def _open(self, original: Callable[[], Any]) -> Any:
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            return opening(original)
+        self._passes += 1
+        self._drawn = 0
+        return original()
+
+    # -- counting, asked by every execution
+
+    def limit(self, steps: int) -> int:
+        """The number of steps of the next execution, which may begin inside it after a resume."""
+        shorter, self._shorter = self._shorter, None
+        return steps if shorter is None else min(steps, shorter)
+
+    def drew(self, steps: int) -> None:
+        """Counts the batches of an execution."""
+        self._drawn += steps
+
+    # -- a position
+
+    def position(self, done: int, steps_per_execution: int) -> dict[str, Any]:
+        """Where the next batch is found; plain values.
+
+        Args:
+            done: the batches of the running epoch that were trained on; 0: it is over.
+            steps_per_execution: how many batches Keras counts for an execution.
+        """
+        over = done == 0 and checkpoint3.opens_each_epoch(self._iterator)
+        drawn = 0 if over else self._drawn
+        out: dict[str, Any] = {"kind": self.kind, "pass": self._passes if over else max(self._passes - 1, 0), "batch": drawn}
+        order = self._engine.order
+        if order is not None:
+            out.update({"seed": order.seed, "pass": order.pass_of(drawn)})
+        executions = -(-done // steps_per_execution)
+        seen = 0 if over else max(checkpoint3.batches_seen(self._iterator) - executions * steps_per_execution, 0)
+        return {**out, "seen": seen}
+
+    def go_to(self, position: dict[str, Any], epochs: int, done: int, say: Callable[[str], None]) -> None:
+        """Has the next epoch begin at a position; to be called before fit's first epoch.
+
+        Args:
+            position: what `position` returned in the run that goes on here.
+            epochs: how many epochs that run had finished.
+            done: how many batches of the next epoch it had trained on.
+            say: told of a long way through the data.
+
+        Raises:
+            ValueError: the data is of another kind than that run's.
+        """
+        if position["kind"] != self.kind:
+            raise ValueError(
+                f"SingleCopyCheckpoint: the checkpoint was made with data of kind {position['kind']!r}, this fit was given"
+                f" {self.kind!r}.\nPass fit the same data to go on, or another directory (or resume=False there) to begin anew."
+            )
+        order = self._engine.order
+        passes, drawn = int(position["pass"]), int(position["batch"])
+        # A pass that nothing was drawn of is opened when its first batch is due, and counted then.
+        self._passes, self._drawn = passes + bool(passes or drawn), drawn
+        if order is not None and "seed" in position:
+            rest = order.go_to(int(position["seed"]), passes, drawn)
+            self._opening = lambda original: original() if rest is None else rest()
+        elif passes or drawn:
+            self._opening = lambda original: self._drawn_through(passes, drawn, say)
+        if self.kind == "pydataset" and order is None:
+            _repeat_hooks(self._iterator, epochs)
+        checkpoint3.start_inside_epoch(self._iterator, done, int(position["seen"]), self._be_shorter)
+
+    def _be_shorter(self, steps: int) -> None:
+        self._shorter = steps
+
+    def _drawn_through(self, passes: int, drawn: int, say: Callable[[str], None]) -> Any:
+        """An iterator of pass `passes` (from 0) after `drawn` batches. Opening a dataset is what moves its shuffling on."""
+        source = keras3.epoch_dataset(self._iterator)
+        meter = _Meter(say)
+        for _ in range(passes):
+            opened = iter(source)
+            if self.kind == "generator":
+                # The generator goes on where it stands: earlier passes have to be taken out of it.
+                for _ in opened:
+                    meter.count()
+        iterator = iter(source)
+        for _ in range(drawn):
+            if not iterator.get_next_as_optional().has_value():
+                break
+            meter.count(drawn)
+        return iterator
+
+
+def _repeat_hooks(epoch_iterator: Any, epochs: int) -> None:
+    """A PyDataset that shuffles itself between epochs does so again for each epoch that is over."""
+    dataset = epoch_iterator.data_adapter.py_dataset
+    for _ in range(epochs):
+        dataset.on_epoch_begin()
+        dataset.on_epoch_end()
+
+
+class _Meter:
+    """Reports how far a way through the data has come, where it is long."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._done = 0
+        self._reported = time.monotonic()
+
+    def count(self, of: int | None = None) -> None:
+        self._done += 1
+        now = time.monotonic()
+        if now - self._reported >= _REPORT_S:
+            self._reported = now
+            self._say(f"read {self._done}{f' of {of}' if of else ''} batches that were trained on already")
+
+
+class OrderedBatches(keras.utils.PyDataset):
+    """A PyDataset of the user's, its batches in an order drawn from (seed, epoch).
+
+    Keras draws it from Python's generator, whose state at the epoch's beginning nobody knows any more when a run goes on.
+
+    Args:
+        dataset: the user's.
+        seed: what the orders are drawn from.
+        first_epoch: which epoch's order comes first.
+        shuffle: False: the order as it is.
+    """
+
+    def __init__(self, dataset: Any, seed: int, first_epoch: int, shuffle: bool) -> None:
+        super().__init__(
+            workers=dataset.workers, use_multiprocessing=dataset.use_multiprocessing, max_queue_size=dataset.max_queue_size
+        )
+        self.dataset = dataset
+        self.seed = seed
+        self._first_epoch = first_epoch
+        self._shuffle = shuffle
+        # Keras says once that an epoch is over before the first has begun.
+        self._epoch = first_epoch - 1
+        self._begun = False
+        self._skipped = 0
+
+    @property
+    def num_batches(self) -> int | None:
+        """That of the user's dataset, less what the rest of an epoch leaves out."""
+        count = self.dataset.num_batches
+        return None if count is None else int(count) - self._skipped
+
+    def __len__(self) -> int:
+        return int(self.num_batches or 0)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[self._position(index + self._skipped)]
+
+    def _position(self, index: int) -> int:
+        count = self.dataset.num_batches
+        if not self._shuffle or count is None or not self._begun:
+            return index
+        return int(np.random.Generator(np.random.PCG64([self.seed, self._epoch])).permutation(count)[index])
+
+    def on_epoch_begin(self) -> None:
+        """Tells the user's dataset."""
+        self.dataset.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Tells the user's dataset; the next epoch has its own order from here on, since workers may read ahead."""
+        self.dataset.on_epoch_end()
+        self._epoch += 1
+        self._begun = True
+        self._skipped = 0
+
+    def pass_of(self, drawn: int) -> int:
+        """Which pass (from 0) the next batch belongs to."""
+        return self._epoch - self._first_epoch
+
+    def go_to(self, seed: int, passes: int, drawn: int) -> None:
+        """Moves to epoch `passes` (from 0), after `drawn` batches, which are never asked for.
+
+        The hooks of the epochs that are over are repeated: a dataset that shuffles itself between epochs does so again.
+        """
+        self.seed, self._epoch = seed, self._first_epoch
+        for _ in range(passes):
+            self.on_epoch_begin()
+            self.on_epoch_end()
+        self._skipped = drawn
+
+
+def prepare_fit(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of fit; where a callback goes on inside epochs, a PyDataset is put into an order that can be had again."""
+    engine.order = None
+    dataset = arguments.get("x")
+    callbacks = arguments.get("callbacks")
+    callbacks = getattr(callbacks, "callbacks", keras.tree.flatten(callbacks))
+    if not any(getattr(each, "resumes_inside_epochs", False) for each in callbacks):
+        return arguments
+    if not isinstance(dataset, keras.utils.PyDataset) or arguments.get("steps_per_epoch"):
+        return arguments
+    seed = data.draw_seed() if engine.seed is None else engine.seed
+    first, shuffle = arguments.get("initial_epoch") or 0, bool(arguments.get("shuffle", True))
+    engine.order = OrderedBatches(dataset, seed, first, shuffle)
+    return {**arguments, "x": engine.order, "shuffle": False}
