@@ -80,6 +80,8 @@ class Store:
         self.directory = directory
         self._disk = disk or Disk()
         self.checkpoints: list[Checkpoint] = []
+        # Stems whose JSON is gone, and whose other files couldn't be removed yet.
+        self._orphans: list[str] = []
 
     def path(self, name: str) -> str:
         """The path of a file in the directory."""
@@ -121,6 +123,8 @@ class Store:
             left_over = match and (match["temporary"] or match["stem"] not in committed)
             if left_over or (link and link["temporary"]):
                 self._disk.remove(self.path(name))
+        # What the crashed run has renamed last counts from here on, whatever fails next.
+        self._disk.sync_directory(self.directory)
 
     def damage(self, checkpoint: Checkpoint) -> str | None:
         """What is wrong with a checkpoint, found by size and checksum before anybody opens the files; None: it is whole."""
@@ -223,7 +227,17 @@ class Store:
         self._point("best", best)
         for each in list(self.checkpoints):
             if each.number not in stay:
-                self._remove(each)
+                # The JSON goes first: without it the rest is a leftover, which the next save or start removes.
+                self._disk.remove(self.path(f"{each.stem}.json"))
+                self.checkpoints.remove(each)
+                self._orphans.append(each.stem)
+        if self._orphans:
+            # A power failure must not bring a JSON back whose files are gone.
+            self._disk.sync_directory(self.directory)
+        while self._orphans:
+            for kind in (*_MODELS, STATE):
+                self._disk.remove(self.path(f"{self._orphans[0]}.{kind}"))
+            del self._orphans[0]
 
     def _point(self, name: str, checkpoint: Checkpoint | None) -> None:
         there = self._disk.names(self.directory)
@@ -237,13 +251,6 @@ class Store:
         for link in (f"{name}.{kind}" for kind in (*_MODELS, "json")):
             if link not in wanted and link in there:
                 self._disk.remove(self.path(link))
-
-    def _remove(self, checkpoint: Checkpoint) -> None:
-        # The JSON goes first: without it the rest is a leftover, which the next start removes.
-        self._disk.remove(self.path(f"{checkpoint.stem}.json"))
-        for kind in (*_MODELS, STATE):
-            self._disk.remove(self.path(f"{checkpoint.stem}.{kind}"))
-        self.checkpoints.remove(checkpoint)
 
 
 @dataclasses.dataclass(frozen=True)
