@@ -48,7 +48,9 @@ class CallbackStates:
                 return key
 
             if _decides_itself(callback):
-                out[name] = {"state": plain.encode(callback.get_state(), keep)}
+                state = callback.get_state()
+                if state is not None:
+                    out[name] = {"state": plain.encode(state, keep)}
                 continue
             before, restored = self._before[name], self._restored.get(name, set())
             changed = {}

@@ -63,6 +63,7 @@ class Run:
         self._saved_s = time.monotonic()
         self._due = False
         self._warned = False
+        self._validating = False
         self._metrics_before_validation: list[Any] | None = None
         # Workers of several processes ask each other about once a second, at steps that they all count alike.
         self._ask_at = 0
@@ -149,6 +150,7 @@ class Run:
 
     def on_validation_begin(self) -> None:
         """Validation begins: it resets the metrics, and a signal in it has to save the epoch's."""
+        self._validating = True
         self._metrics_before_validation = self.state.metrics() if self._interrupts.received or self.workers.alone else None
         self._stop_in_validation()
 
@@ -164,7 +166,7 @@ class Run:
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """An epoch has ended, and every other callback has seen it."""
         logs = logs or {}
-        self.epoch, self.batch = epoch + 1, 0
+        self.epoch, self.batch, self._validating = epoch + 1, 0, False
         self.stopped = bool(self.model.stop_training)
         value = _number(logs.get(self.settings.monitor)) if self.settings.keep_best else None
         wanted = self.settings.each_epoch or self._due or epoch + 1 >= self.params["epochs"] or self.stopped
@@ -272,7 +274,7 @@ class Run:
             "global_batch": None if engine is None else engine.batch_size,
             "monitor": self.settings.monitor if self.settings.keep_best else None,
             "monitor_value": value if value is not None and math.isfinite(value) else None,
-            "data": None if feed is None else feed.position(self.batch, self._each),
+            "data": None if feed is None else feed.position(self.batch, self._each, self._validating),
             "logs": plain.encode({name: _number(each) for name, each in self.logs.items()}) if self.batch else {},
             "history": None
             if history is None

@@ -31,6 +31,9 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             return
         for each in self._signals:
+            left_behind = getattr(signal.getsignal(each), "__self__", None)
+            if isinstance(left_behind, Interrupts) and not left_behind._is_running():
+                left_behind.restore()
             before = signal.getsignal(each)
             # None: a handler that isn't Python's, which can't be put back.
             if before not in (signal.SIG_IGN, None):

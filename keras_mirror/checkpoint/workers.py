@@ -41,13 +41,13 @@ class Workers:
         if strategy is None:
             return numbers
 
-        def replica(mine: Any) -> Any:
+        def replica() -> Any:
             context = tf.distribute.get_replica_context()
             index = int(tf.get_static_value(context.replica_id_in_sync_group)) % self.local_replicas
             # Each process counts once, however many replicas it has.
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, mine if index == 0 else tf.zeros_like(mine))
+            return tf.identity(numbers) if index == 0 else tf.zeros_like(numbers)
 
-        return strategy.experimental_local_results(strategy.run(replica, args=(numbers,)))[0]
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(replica), axis=None)
 
     def any(self, flag: bool) -> bool:
         """Whether any worker says so."""

@@ -244,7 +244,7 @@ class Engine:
         if self.feed is None:
             raise RuntimeError("keras_mirror: a position was asked for outside fit")
         self.feed.go_to(position, epochs, done, say)
-        self._steps_done["train_step"] = done
+        self._steps_done["train_step"] = 0 if position.get("validating") else done
 
     def epoch_is_over(self, step_name: str) -> None:
         """The data ended: the next execution begins an epoch."""

@@ -60,13 +60,16 @@ class Feed:
 
     # -- a position
 
-    def position(self, done: int, steps_per_execution: int) -> dict[str, Any]:
+    def position(self, done: int, steps_per_execution: int, validating: bool = False) -> dict[str, Any]:
         """Where the next batch is found; plain values.
 
         Args:
             done: the batches of the running epoch that were trained on; 0: it is over.
             steps_per_execution: how many batches Keras counts for an execution.
+            validating: the epoch's batches are all done, and fit has turned to the next epoch's, but the epoch isn't over.
         """
+        if validating:
+            return {**self.position(0, steps_per_execution), "validating": True}
         over = done == 0 and checkpoint3.opens_each_epoch(self._iterator)
         drawn = 0 if over else self._drawn
         out: dict[str, Any] = {"kind": self.kind, "pass": self._passes if over else max(self._passes - 1, 0), "batch": drawn}
@@ -103,9 +106,13 @@ class Feed:
             self._opening = lambda original: original() if rest is None else rest()
         elif passes or drawn:
             self._opening = lambda original: self._drawn_through(passes, drawn, say)
+        validating = bool(position.get("validating"))
         if self.kind == "pydataset" and order is None:
-            _repeat_hooks(self._iterator, epochs)
-        checkpoint3.start_inside_epoch(self._iterator, done, int(position["seen"]), self._be_shorter)
+            _repeat_hooks(self._iterator, epochs + validating)
+        if validating:
+            checkpoint3.pass_epoch(self._iterator, int(position["seen"]))
+        else:
+            checkpoint3.start_inside_epoch(self._iterator, done, int(position["seen"]), self._be_shorter)
 
     def _be_shorter(self, steps: int) -> None:
         self._shorter = steps

@@ -296,9 +296,7 @@ def start_inside_epoch(epoch_iterator: Any, done: int, seen: int, shorter: Calla
     """
     original = epoch_iterator._enumerate_iterator
     each = int(epoch_iterator.steps_per_execution)
-    if epoch_iterator.steps_per_epoch is not None:
-        epoch_iterator._current_iterator = iter(epoch_iterator._get_iterator())
-        epoch_iterator._steps_seen = seen
+    _open_where_it_stays_open(epoch_iterator, seen)
 
     def steps() -> Iterator[Any]:
         epoch_iterator._enumerate_iterator = original
@@ -311,6 +309,25 @@ def start_inside_epoch(epoch_iterator: Any, done: int, seen: int, shorter: Calla
             yield item
 
     epoch_iterator._enumerate_iterator = steps
+
+
+def pass_epoch(epoch_iterator: Any, seen: int) -> None:
+    """Has the next epoch have no step and open nothing: all its batches were trained on, and the one after it comes next."""
+    original = epoch_iterator._enumerate_iterator
+    _open_where_it_stays_open(epoch_iterator, seen)
+
+    def steps() -> Iterator[Any]:
+        epoch_iterator._enumerate_iterator = original
+        return iter(())
+
+    epoch_iterator._enumerate_iterator = steps
+
+
+def _open_where_it_stays_open(epoch_iterator: Any, seen: int) -> None:
+    """With steps_per_epoch an epoch doesn't open the data anew where it is open: so it is opened before the epoch begins."""
+    if epoch_iterator.steps_per_epoch is not None:
+        epoch_iterator._current_iterator = iter(epoch_iterator._get_iterator())
+        epoch_iterator._steps_seen = seen
 
 
 def kind_of_data(epoch_iterator: Any) -> str:
