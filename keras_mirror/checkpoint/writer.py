@@ -29,7 +29,7 @@ class Writer:
         def run() -> None:
             # Training comes first. On Linux the priority is a thread's own.
             with contextlib.suppress(AttributeError, OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
             self._run(job)
 
         # No daemon: the interpreter doesn't end before the file is written.
