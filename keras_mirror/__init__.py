@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keras_mirror.callbacks.checkpoint import SingleCopyCheckpoint
     from keras_mirror.callbacks.loss_scale import LossScaleMonitor
     from keras_mirror.callbacks.warmup import LinearScalingWarmup
     from keras_mirror.engine.precision import LossScaling
@@ -23,6 +24,7 @@ __all__ = [
     "LossScaleMonitor",
     "LossScaling",
     "MirroredFitter",
+    "SingleCopyCheckpoint",
     "__version__",
     "loss_scaling",
     "precision_scope",
@@ -35,6 +37,7 @@ _HOMES = {
     "LossScaleMonitor": "keras_mirror.callbacks.loss_scale",
     "LossScaling": "keras_mirror.engine.precision",
     "MirroredFitter": "keras_mirror.fitter",
+    "SingleCopyCheckpoint": "keras_mirror.callbacks.checkpoint",
     "loss_scaling": "keras_mirror.precision",
     "precision_scope": "keras_mirror.precision",
     "set_precision": "keras_mirror.precision",

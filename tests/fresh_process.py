@@ -19,7 +19,14 @@ sys.meta_path.insert(0, _Blocker())
 """
 
 
-def run(script: str, *arguments: object, without: tuple[str, ...] = (), bare: Path | None = None, **environment: str) -> str:
+def run(
+    script: str,
+    *arguments: object,
+    without: tuple[str, ...] = (),
+    bare: Path | None = None,
+    limit_s: float = 240,
+    **environment: str,
+) -> str:
     """Returns what the script prints to stdout; its failure is the test's, with what it wrote to stderr.
 
     Args:
@@ -27,6 +34,7 @@ def run(script: str, *arguments: object, without: tuple[str, ...] = (), bare: Pa
         *arguments: its `sys.argv[1:]`.
         without: packages that can't be imported.
         bare: no installed package can be imported, only keras_mirror and what lies in this folder.
+        limit_s: after how many seconds the process is ended, which is a failure.
         **environment: variables beside this process's own.
     """
     path = [str(ROOT), str(ROOT / "tests")] if bare is None else [str(bare), str(ROOT)]
@@ -34,7 +42,7 @@ def run(script: str, *arguments: object, without: tuple[str, ...] = (), bare: Pa
         [sys.executable, *(["-S"] if bare else []), "-c", _BLOCKER.format(without=set(without)) + script, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=limit_s,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.pathsep.join(path), **environment},
     )
     if done.returncode:

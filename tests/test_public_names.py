@@ -9,7 +9,8 @@ import keras_mirror
 
 
 def test_every_public_name_is_there():
-    assert {"MirroredFitter", "EquivalenceReport", "LinearScalingWarmup", "__version__"} <= set(keras_mirror.__all__)
+    wanted = {"MirroredFitter", "EquivalenceReport", "LinearScalingWarmup", "SingleCopyCheckpoint", "__version__"}
+    assert wanted <= set(keras_mirror.__all__)
     for name in keras_mirror.__all__:
         assert getattr(keras_mirror, name) is not None
     assert dir(keras_mirror) == sorted(keras_mirror.__all__)
@@ -47,6 +48,22 @@ def test_the_warmup_has_the_agreed_parameters():
         "start_factor": None,
         "verbose": 0,
         "warmup_steps": None,
+    }
+
+
+def test_the_checkpoint_has_the_agreed_parameters():
+    parameters = inspect.signature(keras_mirror.SingleCopyCheckpoint).parameters
+    assert {name: p.default for name, p in parameters.items() if name != "directory"} == {
+        "every": "epoch",
+        "keep_last": 1,
+        "keep_best": 0,
+        "monitor": "val_loss",
+        "mode": "auto",
+        "resume": True,
+        "save_on_interrupt": True,
+        "background": True,
+        "weights_only": False,
+        "on_error": "raise",
     }
 
 

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import notices
-from keras_mirror.engine import checks, data, feed, loop, measure, precision, state, waiting
+from keras_mirror.engine import checks, data, feed, loop, measure, precision, resume, state, waiting
 from keras_mirror.engine.build import BuildStep
 from keras_mirror.seams import gate, install, keras3, learning_rate
 from keras_mirror.seams import tensorflow as tf_seams
@@ -56,6 +56,11 @@ class Engine:
         self.failure: Exception | None = None
         self.targets = checks.Targets()
         self.waiting = waiting.Waiting()
+        # Of the running fit: where its data stands, and what is called when it ends or fails.
+        self.cursor: resume.Cursor | None = None
+        self.at_end: list[Callable[[], None]] = []
+        # False while a checkpoint is taken, which notes each replica's accumulated gradients and leaves them as they are.
+        self.settles = True
 
     # -- attaching
 
@@ -187,6 +192,7 @@ class Engine:
             if self.phase == "train":
                 self._adapter = iterator.data_adapter
                 self._adapter.accounts_for(self._epochs)
+                self.cursor = resume.Cursor(self._adapter, iterator)
             self._steps_per_epoch[f"{self.phase}_step"] = iterator.steps_per_epoch
             self._steps_done[f"{self.phase}_step"] = 0
             try:
@@ -240,14 +246,25 @@ class Engine:
 
         Keras counts an execution as `steps_per_execution` steps, and trains too long where the two don't divide.
         """
-        each = int(self.model.steps_per_execution)
+        cursor = self.cursor if step_name == "train_step" else None
+        due = int(self.model.steps_per_execution)
+        if cursor is not None:
+            due = cursor.limit(due)
         total = self._steps_per_epoch.get(step_name)
-        if not total:
-            return each
-        done = self._steps_done.get(step_name, 0)
-        due = min(each, total - done)
-        self._steps_done[step_name] = (done + due) % total
+        if total:
+            done = self._steps_done.get(step_name, 0)
+            due = min(due, total - done)
+            self._steps_done[step_name] = (done + due) % total
+        if cursor is not None:
+            cursor.drew(due)
         return due
+
+    def go_to(self, position: dict[str, Any], epochs: int, done: int, say: Callable[[str], None]) -> None:
+        """Has the fit that begins go on at a position of its data; see `resume.Cursor.go_to`."""
+        if self.cursor is None:
+            raise RuntimeError("keras_mirror: a position was asked for outside fit")
+        self.cursor.go_to(position, epochs, done, say)
+        self._steps_done["train_step"] = 0 if position.get("validating") else done
 
     def epoch_is_over(self, step_name: str) -> None:
         """The data ended: the next execution begins an epoch, unless a generator has nothing left to give."""
@@ -351,7 +368,10 @@ class Engine:
         finally:
             # A callback isn't told that fit failed.
             learning_rate.release(self.model)
-            self._adapter = None
+            for end in self.at_end:
+                end()
+            self.at_end.clear()
+            self._adapter = self.cursor = None
             self.settle()
 
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -409,7 +429,7 @@ class Engine:
 
     def settle(self) -> None:
         """Gives replica 0 the sum of the gradients that replicas accumulated, so that what is saved is one device's state."""
-        if self.accumulates_locally:
+        if self.accumulates_locally and self.settles:
             state.settle(self.strategy, keras3.accumulators(self.model.optimizer))
 
     @property

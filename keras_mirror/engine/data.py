@@ -201,11 +201,11 @@ class ArrayOrder:
 
     def __init__(self, examples: int, batch_size: int, shuffle: Any, seed: int, first_epoch: int = 0) -> None:
         self._examples, self._batch_size, self._shuffle = examples, batch_size, shuffle
-        self._seed, self._epoch = seed, first_epoch
+        self.seed, self._epoch, self._first_epoch = seed, first_epoch, first_epoch
 
     def permutation(self, epoch: int) -> np.ndarray:
         """The order of epoch `epoch`, as row indices. `shuffle="batch"` keeps full batches together."""
-        generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+        generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
         if self._shuffle != "batch":
             return generator.permutation(self._examples)
         full = self._examples // self._batch_size * self._batch_size
@@ -218,9 +218,17 @@ class ArrayOrder:
         self._epoch += 1
         return order.astype(np.int64)
 
+    def pass_of(self, drawn: int) -> int:
+        """Which pass (from 0) the next batch belongs to, after `drawn` batches since the data was opened."""
+        return self._epoch - self._first_epoch - (1 if drawn else 0)
+
+    def go_to(self, seed: int, passes: int) -> None:
+        """Has `next` give the order of pass `passes` (from 0) of a run with that seed."""
+        self.seed, self._epoch = seed, self._first_epoch + passes
+
 
 def array_dataset(
-    parts: Any, order: ArrayOrder | None, examples: int, batch_size: int, empty_batch: bool = False
+    parts: Any, order: ArrayOrder | None, examples: int, batch_size: int, empty_batch: bool = False, first: int = 0
 ) -> tf.data.Dataset:
     """A dataset of batches taken from arrays; length known, batch dimension dynamic.
 
@@ -233,6 +241,7 @@ def array_dataset(
         examples: the number of rows of each array.
         batch_size: the number of rows of each batch but the last.
         empty_batch: without any example, give one batch without rows rather than none.
+        first: the first batch of each pass, from 0; those before it are left out.
     """
     parts = keras.tree.lists_to_tuples(parts)
     leaves = keras.tree.flatten(parts)
@@ -248,7 +257,7 @@ def array_dataset(
             found[i] = value
         return keras.tree.pack_sequence_as(parts, found)
 
-    chosen = _passes(order, examples, batch_size, empty_batch)
+    chosen = _passes(order, examples, batch_size, empty_batch, first)
     if small:
         held = tf.data.Dataset.from_tensors(tuple(data3.to_gather_from(leaves[i]) for i in small)).repeat()
         dataset = tf.data.Dataset.zip((chosen, held)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
@@ -257,14 +266,14 @@ def array_dataset(
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    length = -(-examples // batch_size) or int(empty_batch)
+    length = -(-examples // batch_size) - first or int(empty_batch)
     dataset = dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
     return dataset.apply(tf.data.experimental.assert_cardinality(length))
 
 
-def _passes(order: ArrayOrder | None, examples: int, batch_size: int, empty_batch: bool) -> tf.data.Dataset:
+def _passes(order: ArrayOrder | None, examples: int, batch_size: int, empty_batch: bool, first: int) -> tf.data.Dataset:
     """The rows of each batch of a pass: (indices,), or (start, stop) where they are consecutive."""
-    starts = tf.data.Dataset.range(0, examples, batch_size)
+    starts = tf.data.Dataset.range(first * batch_size, examples, batch_size)
     if empty_batch and not examples:
         starts = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -43,6 +44,9 @@ class Feed(data3.DataAdapter):
         self.epochs_begun = 0
         self._engine, self._adapter, self._call, self._times = engine, adapter, call, times
         self._dataset: Callable[[], tf.data.Dataset] = dataset or adapter.get_tf_dataset
+        # Where the data can be gone on with without drawing through it: the order that is ours, and what skips batches.
+        self.order: data.ArrayOrder | None = None
+        self.skip: Callable[[int], Callable[[], tf.data.Dataset] | None] | None = None
         self._batches_made = 0
         self._epochs: int | None = None
         if self.kind == "generator":
@@ -80,6 +84,27 @@ class Feed(data3.DataAdapter):
     @property
     def partial_batch_size(self) -> int | None:
         return None
+
+    def go_to(self, seed: int | None, passes: int, drawn: int) -> Callable[[], tf.data.Dataset] | None:
+        """Goes on where another run stood; no batch is drawn for it. Only where `skip` is there.
+
+        Args:
+            seed: what that run's order was drawn from; None where it had none.
+            passes: how many times it had gone through the data.
+            drawn: how many global batches it had taken of the pass after those.
+
+        Returns:
+            What makes the dataset of the rest of that pass, once; None where the feed's own dataset gives it.
+        """
+        if self.order is not None and seed is not None:
+            self.order.go_to(seed, passes)
+        return None if self.skip is None else self.skip(drawn * self._times)
+
+    def repeat_hooks(self, epochs: int) -> None:
+        """Tells a PyDataset of epochs that are over: one that shuffles itself between epochs does so again for each."""
+        for _ in range(epochs if self.kind == "pydataset" else 0):
+            self._adapter.on_epoch_begin()
+            self._adapter.on_epoch_end()
 
     def accounts_for(self, epochs: int) -> None:
         """Called where this is what `epochs` epochs of fit are fed with: then it says how long they wait for it."""
@@ -160,17 +185,27 @@ class _Ordered(keras.utils.PyDataset):
         )
         self.inner, self.order = inner, order
         self._indices: Any = None
+        self._skipped = 0
+        self._skips_next = False
+
+    def skip(self, batches: int) -> None:
+        """Leaves out the first batches of the next pass."""
+        self._skipped, self._skips_next = batches, True
 
     def begin_pass(self) -> None:
+        if not self._skips_next:
+            self._skipped = 0
+        self._skips_next = False
         if self.order is not None:
             self._indices = self.order.next()
 
     @property
     def num_batches(self) -> int | None:
         batches: int | None = self.inner.num_batches
-        return batches
+        return None if batches is None else batches - self._skipped
 
     def __getitem__(self, index: int) -> Any:
+        index += self._skipped
         return _without_missing(self.inner[index if self._indices is None else int(self._indices[index])])
 
     def on_epoch_begin(self) -> None:
@@ -269,7 +304,20 @@ def _feed(engine: Engine, call: str, given: dict[str, Any], shuffle: Any = False
     adapter = keras3.data_adapter(**{**given, "x": x, "shuffle": shuffle or False})
     if ordered is not None:
         data3.before_each_pass(adapter, ordered.begin_pass)
-    return Feed(engine, adapter, call, engine.batches_to_join)
+    feed = Feed(engine, adapter, call, engine.batches_to_join)
+    if ordered is not None:
+        feed.order, feed.skip = ordered.order, functools.partial(_skip, feed, ordered)
+    return feed
+
+
+def _skip(feed: Feed, ordered: _Ordered, batches: int) -> Callable[[], tf.data.Dataset] | None:
+    length = ordered.inner.num_batches
+    if length is None or batches < length:
+        ordered.skip(batches)
+        return None
+    if ordered.order is not None:
+        ordered.order.next()
+    return lambda: feed.get_tf_dataset().take(0)
 
 
 def _array_feed(engine: Engine, call: str, given: dict[str, Any], shuffle: Any, first_pass: int) -> Feed:
@@ -281,12 +329,17 @@ def _array_feed(engine: Engine, call: str, given: dict[str, Any], shuffle: Any, 
     adapter = keras3.data_adapter(**given)
     parts, examples, batch_size = data3.array_parts(adapter)
     order = _order(engine, examples, batch_size, shuffle, first_pass) if shuffle else None
-    feed = Feed(
-        engine,
-        adapter,
-        call,
-        dataset=lambda: data.array_dataset(parts, order, examples, batch_size, empty_batch=call == "predict"),
-    )
+
+    def dataset(first: int = 0, order: Any = order) -> tf.data.Dataset:
+        return data.array_dataset(parts, order, examples, batch_size, empty_batch=call == "predict", first=first)
+
+    def skip(batches: int) -> Callable[[], tf.data.Dataset]:
+        # The order is drawn now: where no batch is left, nobody would draw it.
+        rows = None if order is None else order.next()
+        return lambda: dataset(batches, None if rows is None else types.SimpleNamespace(next=lambda: rows))
+
+    feed = Feed(engine, adapter, call, dataset=dataset)
+    feed.order, feed.skip = order, skip
     feed.is_per_replica = engine.batch == "per_replica"
     return feed
 

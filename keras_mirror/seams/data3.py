@@ -70,11 +70,14 @@ def wrap_passes(adapter: Any, wrapper: Callable[[Iterable[Any]], Iterator[Any]])
 
 def before_each_pass(adapter: Any, function: Callable[[], None]) -> None:
     """Calls `function` before a pass over a PyDataset begins to ask for batches, also where workers make them ahead."""
-    owner, name = (adapter, "_get_iterator") if adapter.enqueuer is None else (adapter.enqueuer, "_run")
+    enqueuer = adapter.enqueuer
+    owner, name = (adapter, "_get_iterator") if enqueuer is None else (enqueuer, "start")
     original = getattr(owner, name)
 
     def begin() -> Any:
-        function()
+        # Keras starts workers twice for a pass; the second time does nothing.
+        if enqueuer is None or not enqueuer.is_running():
+            function()
         return original()
 
     setattr(owner, name, begin)

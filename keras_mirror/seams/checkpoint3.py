@@ -1,0 +1,366 @@
+"""Seams of checkpoints and of resuming (Keras 3.10 and 3.15): what Keras's saving visits, and where its fit stands."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import trainer as tf_trainer
+from keras.src.callbacks.callback_list import CallbackList
+from keras.src.optimizers import base_optimizer
+from keras.src.saving import saving_lib
+
+from keras_mirror.checkpoint.formats import Group, ModelRecord
+from keras_mirror.seams import data3, keras3
+
+# -- saving --------------------------------------------------------------------------------------------------------------
+
+
+class _Recorder(saving_lib.H5IOStore):
+    """Stands where Keras's saving has an HDF5 file, and notes what would go into it.
+
+    Keras's saving takes only instances of its own stores. Layout, custom `save_own_variables` and names are Keras's own.
+    """
+
+    def __init__(self, take: Callable[[Any], Any]) -> None:
+        self.mode = "w"
+        self.groups: list[Group] = []
+        self._take = take
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: dict[str, Any] | None = None) -> _Recorder:
+        self.groups.append(Group(path, metadata, []))
+        return self
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.groups[-1].entries.append((key, self._take(value)))
+
+    def __getitem__(self, key: str) -> Any:
+        return dict(self.groups[-1].entries)[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in dict(self.groups[-1].entries)
+
+    def keys(self) -> list[str]:
+        return [key for key, _ in self.groups[-1].entries]
+
+    def __len__(self) -> int:
+        return len(self.groups[-1].entries)
+
+    def close(self) -> None:
+        """There is no file."""
+
+
+class _Assets(saving_lib.DiskIOStore):
+    """Takes the files of layers that have some (vocabularies). Keras's own store makes two folders even where none has."""
+
+    def __init__(self) -> None:
+        self.mode = "w"
+        self._folder: str | None = None
+
+    def make(self, path: str) -> str:
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp()
+        folder = os.path.join(self._folder, *path.split("/"))
+        os.makedirs(folder, exist_ok=True)
+        return folder
+
+    def collect(self) -> dict[str, bytes]:
+        found = {}
+        for root, _, names in os.walk(self._folder) if self._folder else ():
+            for name in names:
+                path = os.path.join(root, name)
+                with open(path, "rb") as file:
+                    found[os.path.relpath(path, self._folder).replace(os.sep, "/")] = file.read()
+        return found
+
+    def close(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def record_model(model: Any, take: Callable[[Any], Any], config: bool = True) -> ModelRecord:
+    """What `model.save` would write, noted instead of written.
+
+    Args:
+        model: a built model.
+        take: what is noted for a value that Keras's saving meets (a keras Variable, an array): a copy or a snapshot.
+        config: note the configuration too; without it the record is that of `save_weights`.
+    """
+    described, metadata = saving_lib._serialize_model_as_json(model) if config else ("", "")
+    recorder, assets = _Recorder(take), _Assets()
+    try:
+        with _variables_as_they_are(model):
+            saving_lib._save_state(model, weights_store=recorder, assets_store=assets, inner_path="", visited_saveables=set())
+        return ModelRecord(described, metadata, recorder.groups, assets.collect())
+    finally:
+        assets.close()
+
+
+@contextlib.contextmanager
+def _variables_as_they_are(model: Any) -> Iterator[None]:
+    """Has optimizers hand over their variables: Keras's own way copies each to the host first, in the training thread."""
+    plain = base_optimizer.BaseOptimizer.save_own_variables
+    found = [each for each in all_optimizers(model) if type(each).save_own_variables is plain]
+
+    def hand_over(optimizer: Any, store: Any) -> None:
+        for i, variable in enumerate(optimizer.variables):
+            store[str(i)] = variable
+
+    for each in found:
+        vars(each)["save_own_variables"] = lambda store, optimizer=each: hand_over(optimizer, store)
+    try:
+        yield
+    finally:
+        for each in found:
+            del vars(each)["save_own_variables"]
+
+
+def all_optimizers(model: Any) -> list[Any]:
+    """The model's optimizers, those inside a wrapper (LossScaleOptimizer) too."""
+    found: list[Any] = []
+    queue = list(keras3.held_optimizers(model))
+    while queue:
+        optimizer = queue.pop(0)
+        if not any(optimizer is each for each in found):
+            found.append(optimizer)
+            queue.extend(keras3.held_optimizers(optimizer))
+    return found
+
+
+def check_serializable(model: Any) -> None:
+    """Raises what `model.save` would raise for the model's configuration."""
+    saving_lib._serialize_model_as_json(model)
+
+
+def global_seed_state() -> Any:
+    """The state from which unseeded `keras.random` calls draw in this thread; None before the first such call."""
+    generator = global_state.get_global_attribute("global_seed_generator")
+    return None if generator is None else generator.state
+
+
+# -- the running fit -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class RunningFit:
+    """The call of Keras's fit that a callback is in.
+
+    Attributes:
+        callbacks: its CallbackList; a callback is told of its model, not of its list.
+        epoch_iterator: what feeds it; None where a loop of the user's own drives the callbacks.
+        has_validation: whether it validates; None where that isn't known.
+    """
+
+    callbacks: Any
+    epoch_iterator: Any = None
+    has_validation: bool | None = None
+
+
+_FIT = inspect.unwrap(tf_trainer.TensorFlowTrainer.fit).__code__
+
+
+def running_fit() -> RunningFit | None:
+    """The fit (or the CallbackList of a loop of the user's own) that is calling, found in the callers' frames."""
+    frame: FrameType | None = sys._getframe(1)
+    found = None
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if found is None and isinstance(owner, CallbackList):
+            found = RunningFit(owner)
+        if found is not None and frame.f_code is _FIT:
+            names = frame.f_locals
+            found.epoch_iterator = names.get("epoch_iterator")
+            found.has_validation = names.get("validation_data") is not None
+            break
+        frame = frame.f_back
+    return found
+
+
+def is_in_fit(callbacks: Any) -> bool:
+    """Whether a fit with this CallbackList runs now, in any thread. Keras tells no callback when fit raises."""
+    for frame in list(sys._current_frames().values()):
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code is _FIT and at.f_locals.get("callbacks") is callbacks:
+                return True
+            at = at.f_back
+    return False
+
+
+def history_of(callbacks: Any) -> Any:
+    """The History callback of a CallbackList; None where it has none."""
+    return callbacks._history
+
+
+def start_at_epoch(model: Any, epoch: int | None) -> None:
+    """Has fit, which reads this after on_train_begin, start at a later epoch. It sticks to the model: set None afterwards."""
+    model._initial_epoch = epoch
+
+
+def use_logs_where_no_step_ran(model: Any, logs: dict[str, Any]) -> None:
+    """Gives the epoch `logs` where all its steps were done before the resume, so that none of them returns logs now.
+
+    For one epoch: the function on the instance removes itself.
+    """
+    original = model._get_metrics_result_or_logs
+
+    def once(found: Any) -> Any:
+        vars(model).pop("_get_metrics_result_or_logs", None)
+        return original(found or dict(logs))
+
+    vars(model)["_get_metrics_result_or_logs"] = once
+
+
+def forget_logs(model: Any) -> None:
+    """Takes back `use_logs_where_no_step_ran`, where the epoch didn't come to its end."""
+    vars(model).pop("_get_metrics_result_or_logs", None)
+
+
+def strategy_of(model: Any) -> tf.distribute.Strategy | None:
+    """The strategy that plain Keras trains the model under; None for one device."""
+    found: tf.distribute.Strategy | None = keras3.created_under(model)
+    return found if found is not None and found.num_replicas_in_sync > 1 else None
+
+
+def better(model: Any, monitor: str) -> str:
+    """What is better, "min" or "max": Keras's own "auto", which asks the metric of that name.
+
+    Raises:
+        ValueError: Keras doesn't know.
+    """
+    asked = keras.callbacks.EarlyStopping(monitor=monitor)
+    asked.set_model(model)
+    try:
+        asked._set_monitor_op()
+    except ValueError:
+        raise ValueError(
+            f"SingleCopyCheckpoint: whether a greater {monitor!r} is better can't be told from its name.\n"
+            'Pass mode="min" or mode="max".'
+        ) from None
+    return "min" if asked.monitor_op is keras.ops.less else "max"
+
+
+def build_for_fit(model: Any, epoch_iterator: Any) -> None:
+    """Builds model and optimizer from the data that fit was given, before the first step, where Keras would build in it."""
+    if not keras3.is_built(model):
+        try:
+            spec = keras3.keras_tensors(keras3.epoch_dataset(epoch_iterator).element_spec)
+        except keras3.UnknownRank:
+            spec = keras3.keras_tensors(keras3.example_batch(epoch_iterator))
+        keras3.symbolic_build(model, spec)
+
+
+# -- fit's position in the data ------------------------------------------------------------------------------------------
+
+
+def on_opening(epoch_iterator: Any, opening: Callable[[Callable[[], Any]], Any]) -> None:
+    """Has `opening` called wherever fit opens its data anew; it is given Keras's own function and returns an iterable."""
+    original = epoch_iterator._get_iterator
+    epoch_iterator._get_iterator = lambda: opening(original)
+
+
+def opens_each_epoch(epoch_iterator: Any) -> bool:
+    """Whether the next epoch opens the data anew; with steps_per_epoch it goes on where the last one stopped."""
+    return epoch_iterator.steps_per_epoch is None or epoch_iterator._current_iterator is None
+
+
+def batches_seen(epoch_iterator: Any) -> int:
+    """How many batches Keras thinks it has taken since it opened the data; a whole number of executions."""
+    return int(epoch_iterator._steps_seen)
+
+
+def start_inside_epoch(epoch_iterator: Any, done: int, seen: int, shorter: Callable[[int], None]) -> None:
+    """Has the next epoch begin after its first `done` batches; epoch and batch numbers are those of a whole epoch.
+
+    Keras's own generator of steps runs from its beginning, so that its counts are right; the steps already done are dropped.
+
+    Args:
+        epoch_iterator: what feeds fit, whose opening gives the data from the right place on.
+        done: how many batches of the epoch were trained on.
+        seen: with steps_per_epoch, what `batches_seen` was when the epoch began.
+        shorter: told how many steps the first execution has, where it is one of which some are done.
+    """
+    original = epoch_iterator._enumerate_iterator
+    each = int(epoch_iterator.steps_per_execution)
+    _open_where_it_stays_open(epoch_iterator, seen)
+
+    def steps() -> Iterator[Any]:
+        epoch_iterator._enumerate_iterator = original
+        for item in original():
+            first = item[0]
+            if first + each <= done:
+                continue
+            if first < done:
+                shorter(first + each - done)
+            yield item
+
+    epoch_iterator._enumerate_iterator = steps
+
+
+def pass_epoch(epoch_iterator: Any, seen: int) -> None:
+    """Has the next epoch have no step and open nothing: all its batches were trained on, and the one after it comes next."""
+    original = epoch_iterator._enumerate_iterator
+    _open_where_it_stays_open(epoch_iterator, seen)
+
+    def steps() -> Iterator[Any]:
+        epoch_iterator._enumerate_iterator = original
+        return iter(())
+
+    epoch_iterator._enumerate_iterator = steps
+
+
+def _open_where_it_stays_open(epoch_iterator: Any, seen: int) -> None:
+    """With steps_per_epoch an epoch doesn't open the data anew where it is open: so it is opened before the epoch begins."""
+    if epoch_iterator.steps_per_epoch is not None:
+        epoch_iterator._current_iterator = iter(epoch_iterator._get_iterator())
+        epoch_iterator._steps_seen = seen
+
+
+def kind_of_data(epoch_iterator: Any) -> str:
+    """What fit was given: "arrays", "dataset", "generator", "pydataset", "torch" or "other"."""
+    adapter = epoch_iterator.data_adapter
+    return getattr(adapter, "kind", None) or data3.kind_of(adapter)
+
+
+def order_is_lost(epoch_iterator: Any) -> str | None:
+    """What about fit's data keeps another run from being given the same batches again; None: nothing that can be seen."""
+    kind = kind_of_data(epoch_iterator)
+    if kind == "dataset":
+        return draws_without_seed(epoch_iterator.data_adapter.get_tf_dataset())
+    if kind == "pydataset" and getattr(epoch_iterator.data_adapter, "shuffle", False):
+        return "batches that Keras shuffles anew"
+    return None
+
+
+def draws_without_seed(dataset: Any) -> str | None:
+    """What in a dataset draws at random without a seed, so that its order or content can't be had again; None: nothing.
+
+    Read from the chain of datasets; what a function of the user's draws outside TensorFlow isn't seen.
+    """
+    queue = [dataset]
+    while queue:
+        each = queue.pop()
+        seeds = [int(getattr(each, name)) for name in ("_seed", "_seed2") if getattr(each, name, None) is not None]
+        if len(seeds) == 2 and not any(seeds):
+            return "shuffle() without a seed"
+        for function in getattr(each, "_functions", list)():
+            for operation in function.function.graph.get_operations():
+                node = operation.node_def
+                if "seed" in node.attr and "seed2" in node.attr and not (node.attr["seed"].i or node.attr["seed2"].i):
+                    return f"a function that draws at random without a seed ({operation.type})"
+        queue.extend(getattr(each, "_inputs", list)())
+    return None
