@@ -358,7 +358,7 @@ class Engine:
         self.loss_scales.start()
         self.targets.forget()
         self.waiting.warned = False
-        if not keras3.has_own_fit(self.model):
+        if not keras3.has_own_loop(self.model, "fit"):
             arguments = data.named(original, args, kwargs)
             self._epochs = arguments.get("epochs", 1) - (arguments.get("initial_epoch") or 0)
             args, kwargs = (), feed.prepare_fit(self, arguments)
@@ -377,16 +377,18 @@ class Engine:
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("evaluate")
         self.global_seeds()
-        arguments = feed.prepare(self, "evaluate", data.named(original, args, kwargs))
+        if not keras3.has_own_loop(self.model, "evaluate"):
+            args, kwargs = (), feed.prepare(self, "evaluate", data.named(original, args, kwargs))
         with feed.own_errors(self):
-            return self._in_phase("test", original, **arguments)
+            return self._in_phase("test", original, *args, **kwargs)
 
     def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("predict")
         self.global_seeds()
-        arguments = feed.prepare(self, "predict", data.named(original, args, kwargs))
+        if not keras3.has_own_loop(self.model, "predict"):
+            args, kwargs = (), feed.prepare(self, "predict", data.named(original, args, kwargs))
         with feed.own_errors(self), feed.at_least_one_batch():
-            return self._in_phase("predict", original, **arguments)
+            return self._in_phase("predict", original, *args, **kwargs)
 
     def _on_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope(original.__name__)

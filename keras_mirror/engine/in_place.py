@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_mirror.seams import data3
 
 # Bytes from which on an array of numbers is read in place. TensorFlow gets a copy of smaller ones, and gathers without Python.
-BIG_ARRAY = 2**26
+BIG_ARRAY = 2**27
 # TensorFlow takes over an array's memory without a copy if it begins at a multiple of this.
 _ALIGNMENT = 64
 

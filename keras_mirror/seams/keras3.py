@@ -351,9 +351,9 @@ def has_own_step(model: Any, name: str) -> bool:
     return name in vars(model) or getattr(type(model), name) is not getattr(tf_trainer.TensorFlowTrainer, name)
 
 
-def has_own_fit(model: Any) -> bool:
-    """Whether the user's class overrides `fit`, which may then have any signature."""
-    return type(model).fit is not tf_trainer.TensorFlowTrainer.fit
+def has_own_loop(model: Any, name: str) -> bool:
+    """Whether the user's class overrides `fit`, `evaluate` or `predict`, which may then have any signature."""
+    return getattr(type(model), name) is not getattr(tf_trainer.TensorFlowTrainer, name)
 
 
 def wants_jit(model: Any) -> bool:

@@ -149,6 +149,24 @@ def test_a_dataset_that_the_user_distributed_is_in_parts_already():
     assert found == [BATCH] * 4
 
 
+def test_a_fit_evaluate_or_predict_of_the_users_own_gets_what_it_was_given():
+    class Own(kinds.Notes):
+        def fit(self, numbers):
+            return super().fit(tf.data.Dataset.from_tensor_slices(numbers).batch(2), verbose=0)
+
+        def evaluate(self, numbers, times):
+            return super().evaluate(np.tile(numbers, times), verbose=0, return_dict=True)
+
+        def predict(self, numbers):
+            return super().predict(numbers[::-1], verbose=0)
+
+    fitter = MirroredFitter(Own, devices="cpu:2", step_sums=True)
+    fitter.compile(keras.optimizers.SGD(1.0))
+    assert fitter.fit(np.arange(5)).history["rows"] == [5]
+    assert fitter.evaluate(np.arange(5), times=3)["rows"] == 15
+    np.testing.assert_array_equal(fitter.predict(np.arange(5))[:, 0], [4, 3, 2, 1, 0])
+
+
 # -- the order ---------------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +298,7 @@ x = np.ones((600_000, 64))
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()
 y = np.ones(len(x), "float32")
-fitter.fit(x, y, batch_size=64, steps_per_epoch=20, epochs=2, validation_split=0.4, validation_steps=3, verbose=0)
+fitter.fit(x, y, batch_size=64, steps_per_epoch=20, epochs=2, validation_split=0.45, validation_steps=3, verbose=0)
 print(x.nbytes, peak() - before)
 """
     size, grown = map(int, run(script, KERAS_BACKEND="tensorflow").split())
