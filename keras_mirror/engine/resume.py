@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_mirror.engine import data
-from keras_mirror.seams import checkpoint3, keras3
+from keras_mirror.seams import keras3, position3
 
 if TYPE_CHECKING:
     from keras_mirror.engine.core import Engine
@@ -34,10 +34,10 @@ class Feed:
         self._drawn = 0
         self._shorter: int | None = None
         self._opening: Callable[[Callable[[], Any]], Any] | None = None
-        self.kind = checkpoint3.kind_of_data(epoch_iterator)
+        self.kind = position3.kind_of_data(epoch_iterator)
         if isinstance(engine.order, OrderedBatches):
             self.kind = "pydataset"
-        checkpoint3.on_opening(epoch_iterator, self._open)
+        position3.on_opening(epoch_iterator, self._open)
 
     def _open(self, original: Callable[[], Any]) -> Any:
         opening, self._opening = self._opening, None
@@ -70,14 +70,14 @@ class Feed:
         """
         if validating:
             return {**self.position(0, steps_per_execution), "validating": True}
-        over = done == 0 and checkpoint3.opens_each_epoch(self._iterator)
+        over = done == 0 and position3.opens_each_epoch(self._iterator)
         drawn = 0 if over else self._drawn
         out: dict[str, Any] = {"kind": self.kind, "pass": self._passes if over else max(self._passes - 1, 0), "batch": drawn}
         order = self._engine.order
         if order is not None:
             out.update({"seed": order.seed, "pass": order.pass_of(drawn)})
         executions = -(-done // steps_per_execution)
-        seen = 0 if over else max(checkpoint3.batches_seen(self._iterator) - executions * steps_per_execution, 0)
+        seen = 0 if over else max(position3.batches_seen(self._iterator) - executions * steps_per_execution, 0)
         return {**out, "seen": seen}
 
     def go_to(self, position: dict[str, Any], epochs: int, done: int, say: Callable[[str], None]) -> None:
@@ -110,9 +110,9 @@ class Feed:
         if self.kind == "pydataset" and order is None:
             _repeat_hooks(self._iterator, epochs + validating)
         if validating:
-            checkpoint3.pass_epoch(self._iterator, int(position["seen"]))
+            position3.pass_epoch(self._iterator, int(position["seen"]))
         else:
-            checkpoint3.start_inside_epoch(self._iterator, done, int(position["seen"]), self._be_shorter)
+            position3.start_inside_epoch(self._iterator, done, int(position["seen"]), self._be_shorter)
 
     def _be_shorter(self, steps: int) -> None:
         self._shorter = steps
