@@ -151,6 +151,21 @@ class LinearScalingWarmup(keras.callbacks.Callback):
         """Leaves the optimizers as Keras would have them."""
         learning_rate.release(self.model)
 
+    # -- what a checkpoint keeps
+
+    def get_state(self) -> dict[str, Any]:
+        """The rates that the last updates used, and what was said already; the curve itself follows the optimizer's count."""
+        attachment = learning_rate.attached(self.model)
+        last = [] if attachment is None else [rate.last for rate in attachment.rates]
+        return {"last": last, "over_said": self._over_said}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on with what `get_state` returned; to be called when training has begun."""
+        attachment = learning_rate.attached(self.model)
+        for rate, last in zip([] if attachment is None else attachment.rates, state["last"], strict=False):
+            rate.restore_last(last)
+        self._over_said = state["over_said"]
+
     # -- before a run
 
     def plot(self, model: Any, *, epochs: int, steps_per_epoch: int, batch_size: int | None = None) -> list[curve.Plan]:

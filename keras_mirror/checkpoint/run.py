@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
-import math
 import time
 from typing import Any
 
-import keras
-
 from keras_mirror import notices
-from keras_mirror.checkpoint import formats, plain
+from keras_mirror.checkpoint import formats
 from keras_mirror.checkpoint.callbacks import CallbackStates
+from keras_mirror.checkpoint.content import content_of, number
 from keras_mirror.checkpoint.files import STATE, Retention, Store
 from keras_mirror.checkpoint.resuming import Resuming
 from keras_mirror.checkpoint.settings import WHO, Settings
@@ -20,7 +17,7 @@ from keras_mirror.checkpoint.snapshot import ModelState
 from keras_mirror.checkpoint.workers import Workers
 from keras_mirror.checkpoint.writer import Writer, system_error
 from keras_mirror.engine.core import engine_of
-from keras_mirror.seams import checkpoint3
+from keras_mirror.seams import checkpoint3, position3
 
 
 class Run:
@@ -56,14 +53,14 @@ class Run:
         self.step = 0
         self.logs: dict[str, Any] = {}
         self.stopped = False
-        self._each = 1
+        self.steps_per_execution = 1
         self._begun_at = 0
         # What was saved, and when.
         self._saved: tuple[int, int] | None = None
         self._saved_s = time.monotonic()
         self._due = False
         self._warned = False
-        self._validating = False
+        self.validating = False
         self._metrics_before_validation: list[Any] | None = None
         # Workers of several processes ask each other about once a second, at steps that they all count alike.
         self._ask_at = 0
@@ -108,7 +105,7 @@ class Run:
     def resume(self) -> None:
         """Puts everything where the last run stood; after every callback's `on_train_begin`, which resets some."""
         self.states = CallbackStates(each for each in self.fit.callbacks.callbacks if each is not None)
-        self._each = int(self.model.steps_per_execution)
+        self.steps_per_execution = int(self.model.steps_per_execution)
         self.opened.restore()
         self._ask_at = self.step
         self._interrupts.install()
@@ -131,7 +128,7 @@ class Run:
     def on_batch_end(self, logs: dict[str, Any] | None) -> None:
         """An execution has ended. Keras 3.10 tells its first batch, later versions its last: so we note its first."""
         total = self.params.get("steps")
-        done = self._begun_at + self._each
+        done = self._begun_at + self.steps_per_execution
         done = done if not total else min(done, total)
         before = self.step
         self.step += done - self.batch
@@ -150,7 +147,7 @@ class Run:
 
     def on_validation_begin(self) -> None:
         """Validation begins: it resets the metrics, and a signal in it has to save the epoch's."""
-        self._validating = True
+        self.validating = True
         self._metrics_before_validation = self.state.metrics() if self._interrupts.received or self.workers.alone else None
         self._stop_in_validation()
 
@@ -166,9 +163,9 @@ class Run:
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """An epoch has ended, and every other callback has seen it."""
         logs = logs or {}
-        self.epoch, self.batch, self._validating = epoch + 1, 0, False
+        self.epoch, self.batch, self.validating = epoch + 1, 0, False
         self.stopped = bool(self.model.stop_training)
-        value = _number(logs.get(self.settings.monitor)) if self.settings.keep_best else None
+        value = number(logs.get(self.settings.monitor)) if self.settings.keep_best else None
         wanted = self.settings.each_epoch or self._due or epoch + 1 >= self.params["epochs"] or self.stopped
         if not wanted and self.settings.keep_best:
             self._check(self._writer.wait())
@@ -237,7 +234,7 @@ class Run:
                     metrics = self.state.metrics() if self.batch else []
                 record, arrays = self.state.take(metrics)
                 if self.workers.first:
-                    content = self._content(value, arrays)
+                    content = content_of(self, value, arrays)
                     kind = "weights.h5" if self.settings.weights_only else "keras"
                     write = formats.write_weights if self.settings.weights_only else formats.write_keras
                     parts = {
@@ -257,30 +254,6 @@ class Run:
     def _write(self, step: int, content: dict[str, Any], parts: dict[str, Any]) -> None:
         self.store.write(step, content, parts)
         self.store.keep(self.retention.kept(self.store.checkpoints), self.retention.best(self.store.checkpoints))
-
-    def _content(self, value: float | None, arrays: dict[str, Any]) -> dict[str, Any]:
-        engine, cursor = self.engine, None if self.engine is None else self.engine.cursor
-        history = checkpoint3.history_of(self.fit.callbacks)
-        return {
-            "keras": keras.__version__,
-            "saved": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "global_step": self.step,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "first_epoch": self.first_epoch,
-            "steps_per_epoch": self.params.get("steps"),
-            "stopped": self.stopped,
-            "replicas": 1 if engine is None else engine.replicas,
-            "global_batch": None if engine is None else engine.batch_size,
-            "monitor": self.settings.monitor if self.settings.keep_best else None,
-            "monitor_value": value if value is not None and math.isfinite(value) else None,
-            "data": None if cursor is None else cursor.position(self.batch, self._each, self._validating),
-            "logs": plain.encode({name: _number(each) for name, each in self.logs.items()}) if self.batch else {},
-            "history": None
-            if history is None
-            else {"epoch": plain.encode(list(history.epoch)), "logs": plain.encode(_numbers(history.history))},
-            "callbacks": self.states.collect(arrays) if self.states is not None else {},
-        }
 
     def _check(self, error: BaseException | None, stopping: bool = False) -> BaseException | None:
         """Raises or warns of an error of saving, on every worker alike; to be called by all of them."""
@@ -362,29 +335,9 @@ class Run:
         if self._warned or self.engine is None or self.fit.epoch_iterator is None:
             return
         self._warned = True
-        found = checkpoint3.order_is_lost(self.fit.epoch_iterator)
+        found = position3.order_is_lost(self.fit.epoch_iterator)
         if found is not None and self.workers.first:
             notices.warn(
                 f"{WHO}: the data has {found}, so a run that goes on inside an epoch gets other batches than this one would have:"
                 " nothing is lost, but the end isn't the same to the bit.\nGive it a seed."
             )
-
-
-def _number(value: Any) -> Any:
-    try:
-        return None if value is None else float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def _numbers(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """A History's values: numbers, and lists of numbers where a metric has several."""
-
-    def one(value: Any) -> Any:
-        try:
-            plain.encode(value)
-        except plain.NotPlain:
-            return value.tolist() if hasattr(value, "tolist") else _number(value)
-        return value
-
-    return {name: [one(each) for each in values] for name, values in history.items()}

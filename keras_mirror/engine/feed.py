@@ -103,8 +103,9 @@ class Feed(data3.DataAdapter):
     def repeat_hooks(self, epochs: int) -> None:
         """Tells a PyDataset of epochs that are over: one that shuffles itself between epochs does so again for each."""
         for _ in range(epochs if self.kind == "pydataset" else 0):
-            self._adapter.on_epoch_begin()
-            self._adapter.on_epoch_end()
+            # Not the adapter's own, which starts workers.
+            self._adapter.py_dataset.on_epoch_begin()
+            self._adapter.py_dataset.on_epoch_end()
 
     def accounts_for(self, epochs: int) -> None:
         """Called where this is what `epochs` epochs of fit are fed with: then it says how long they wait for it."""

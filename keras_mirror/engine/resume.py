@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from keras_mirror.seams import checkpoint3, keras3
+from keras_mirror.seams import keras3, position3
 
 if TYPE_CHECKING:
     from keras_mirror.engine.feed import Feed
@@ -31,7 +31,7 @@ class Cursor:
         self._shorter: int | None = None
         self._opening: Callable[[Callable[[], Any]], Any] | None = None
         self.kind = feed.kind
-        checkpoint3.on_opening(epoch_iterator, self._open)
+        position3.on_opening(epoch_iterator, self._open)
 
     def _open(self, original: Callable[[], Any]) -> Any:
         opening, self._opening = self._opening, None
@@ -64,14 +64,14 @@ class Cursor:
         """
         if validating:
             return {**self.position(0, steps_per_execution), "validating": True}
-        over = done == 0 and checkpoint3.opens_each_epoch(self._iterator)
+        over = done == 0 and position3.opens_each_epoch(self._iterator)
         drawn = 0 if over else self._drawn
         out: dict[str, Any] = {"kind": self.kind, "pass": self._passes if over else max(self._passes - 1, 0), "batch": drawn}
         order = self._feed.order
         if order is not None:
             out.update({"seed": order.seed, "pass": order.pass_of(drawn)})
         executions = -(-done // steps_per_execution)
-        seen = 0 if over else max(checkpoint3.batches_seen(self._iterator) - executions * steps_per_execution, 0)
+        seen = 0 if over else max(position3.batches_seen(self._iterator) - executions * steps_per_execution, 0)
         return {**out, "seen": seen}
 
     def go_to(self, position: dict[str, Any], epochs: int, done: int, say: Callable[[str], None]) -> None:
@@ -102,9 +102,9 @@ class Cursor:
         validating = bool(position.get("validating"))
         self._feed.repeat_hooks(epochs + validating)
         if validating:
-            checkpoint3.pass_epoch(self._iterator, int(position["seen"]))
+            position3.pass_epoch(self._iterator, int(position["seen"]))
         else:
-            checkpoint3.start_inside_epoch(self._iterator, done, int(position["seen"]), self._be_shorter)
+            position3.start_inside_epoch(self._iterator, done, int(position["seen"]), self._be_shorter)
 
     def _be_shorter(self, steps: int) -> None:
         self._shorter = steps

@@ -80,6 +80,10 @@ class ScaledRate:
         """The rate that the last update used; NaN before the first. Waits for the device."""
         return float(self._used.numpy())
 
+    def restore_last(self, rate: float) -> None:
+        """Goes on with the rate that a run's last update used."""
+        self._used.assign(rate)
+
     # -- what stands on the optimizer
 
     @tf.autograph.experimental.do_not_convert

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_mirror import MirroredFitter, SingleCopyCheckpoint
+from keras_mirror import LinearScalingWarmup, MirroredFitter, SingleCopyCheckpoint
 
 ROWS, BATCH, EPOCHS = 70, 8, 3
 STEPS = -(-ROWS // BATCH)
@@ -96,13 +96,15 @@ def compiled(model, execution=1, accumulation=None):
     return model
 
 
-def fitter(replicas=2, execution=1, accumulation=None, factory=build, seed=3):
-    return compiled(MirroredFitter(factory, devices=f"cpu:{replicas}", seed=seed), execution, accumulation)
+def fitter(replicas=2, execution=1, accumulation=None, factory=build, seed=3, precision=None):
+    made = MirroredFitter(factory, devices=f"cpu:{replicas}", seed=seed, precision=precision)
+    return compiled(made, execution, accumulation)
 
 
 def own_callbacks():
     """Callbacks with a state of each kind."""
     return [
+        LinearScalingWarmup(scale=2, warmup_steps=15),
         keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, factor=0.5, min_delta=0.2),
         keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True),
     ]

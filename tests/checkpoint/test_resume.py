@@ -93,6 +93,19 @@ def small():
     return made, values_of(made)
 
 
+def test_a_loss_scale_goes_on_as_well(tmp_path):
+    made = fitter(precision="mixed_float16")
+    values = values_of(made)
+    begin_anew(made, values)
+    undisturbed = train(made, tmp_path / "a", every=4, validate=False)
+    begin_anew(made, values)
+    assert train(made, tmp_path / "b", crash=14, every=4, validate=False) is None
+    forget(made)
+    assert_same(train(made, tmp_path / "b", every=4, validate=False), undisturbed)
+    loaded = keras.models.load_model(tmp_path / "b" / "latest.keras")
+    assert type(loaded.optimizer).__name__ == "LossScaleOptimizer"
+
+
 def test_several_crashes_are_the_same_as_none(small, tmp_path):
     made, values = small
     begin_anew(made, values)

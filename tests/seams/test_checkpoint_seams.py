@@ -15,7 +15,7 @@ from keras.src.optimizers import base_optimizer
 from keras.src.saving import saving_lib
 
 from keras_mirror.checkpoint import formats
-from keras_mirror.seams import checkpoint3
+from keras_mirror.seams import checkpoint3, position3
 
 X, Y = tf.ones((10, 3)), tf.ones((10, 1))
 CALLED = [
@@ -174,7 +174,7 @@ class Logs(keras.callbacks.Callback):
 def test_an_epoch_without_a_step_has_the_logs_that_it_is_given():
     class Passes(Logs):
         def on_train_begin(self, logs=None):
-            checkpoint3.pass_epoch(checkpoint3.running_fit().epoch_iterator, 0)
+            position3.pass_epoch(checkpoint3.running_fit().epoch_iterator, 0)
             checkpoint3.use_logs_where_no_step_ran(self.model, {"loss": 5.0, "other": 7.0})
 
     passes, model = Passes(), dense_model()
@@ -190,8 +190,8 @@ def test_an_epoch_begins_after_the_batches_that_are_done(done, first):
     class Begins(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
             iterator = checkpoint3.running_fit().epoch_iterator
-            checkpoint3.on_opening(iterator, lambda original: (opened.append(1), original())[1])
-            checkpoint3.start_inside_epoch(iterator, done, 0, lambda steps: None)
+            position3.on_opening(iterator, lambda original: (opened.append(1), original())[1])
+            position3.start_inside_epoch(iterator, done, 0, lambda steps: None)
 
         def on_train_batch_begin(self, batch, logs=None):
             batches.append(batch)
@@ -203,12 +203,12 @@ def test_an_epoch_begins_after_the_batches_that_are_done(done, first):
 
 def test_what_draws_without_a_seed_is_seen():
     data = tf.data.Dataset.range(10)
-    assert checkpoint3.draws_without_seed(data.shuffle(5, seed=3).batch(2).prefetch(1)) is None
+    assert position3.draws_without_seed(data.shuffle(5, seed=3).batch(2).prefetch(1)) is None
     keras.utils.set_random_seed(1)
-    assert checkpoint3.draws_without_seed(data.shuffle(5)) is None
+    assert position3.draws_without_seed(data.shuffle(5)) is None
     tf.random.set_seed(None)
-    assert checkpoint3.draws_without_seed(data.shuffle(5).batch(2).prefetch(1)) == "shuffle() without a seed"
-    found = checkpoint3.draws_without_seed(data.map(lambda x: tf.random.uniform(())).batch(2))
+    assert position3.draws_without_seed(data.shuffle(5).batch(2).prefetch(1)) == "shuffle() without a seed"
+    found = position3.draws_without_seed(data.map(lambda x: tf.random.uniform(())).batch(2))
     assert found is not None
     assert "RandomUniform" in found
 
