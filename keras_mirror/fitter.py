@@ -89,6 +89,7 @@ class MirroredFitter:
         model = build(model_factory, strategy, precision)
         engine = Engine(model, strategy, seed=seed, batch=batch)
         engine.step_sums = step_sums
+        engine.policy = precision
         engine.attach()
         vars(self).update(_model=model, _engine=engine, _factory=model_factory, _precision=precision)
 

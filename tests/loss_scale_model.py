@@ -46,10 +46,14 @@ class Reference:
         values = [abs(g * self.scale) / LARGEST for g in gradient if math.isfinite(g * self.scale)]
         return any(0.999 < v < 1.001 for v in values)
 
+    def start_again(self):
+        """What follows the stop."""
+        self.scale, self.counter, self.in_a_row, self.at_floor = self.initial, 0, 0, 0
+
     def step(self, gradient):
         """One batch with this gradient of the unscaled loss."""
         self.steps += 1
-        usable = math.isfinite(self.scale) and self.scale > 0
+        usable = math.isfinite(self.scale) and self.scale >= 1
         scaled = self.scaled(gradient) if usable else None
         if scaled is None:
             self.skipped += 1

@@ -50,4 +50,9 @@ class LossScaleMonitor(keras.callbacks.Callback):
         self._before = now
 
     def _read(self) -> dict[str, LossScaling]:
-        return {state.optimizer: state for state in loss_scaling(self.model)}
+        found = loss_scaling(self.model)
+        names = [state.optimizer for state in found]
+        return {
+            name if names.count(name) == 1 else f"{name}_{i}": state
+            for i, (name, state) in enumerate(zip(names, found, strict=True))
+        }

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_mirror import notices
 from keras_mirror.engine import checks, data, feed, loop, measure, precision, resume, state, waiting
 from keras_mirror.engine.build import BuildStep
-from keras_mirror.seams import gate, install, keras3, learning_rate
+from keras_mirror.seams import gate, install, keras3, learning_rate, loss_scale
 from keras_mirror.seams import tensorflow as tf_seams
 
 ATTRIBUTE = "_keras_mirror_engine"
@@ -40,8 +40,9 @@ class Engine:
         self.seed = seed
         self.batch = batch
         self.step_sums = False
+        # The policy that the factory ran under, for layers that are made as late as in build; None: whatever is set then.
+        self.policy: str | None = None
         self.loss_scales = precision.LossScales(strategy)
-        self._auto_scale_loss = True
         self._warned: set[str] = set()
         self.whole_batch_losses: dict[int, Any] = {}
         self.sums_added: set[tuple[str, int]] | None = None
@@ -215,16 +216,20 @@ class Engine:
         phase = self.phase
         step_name = f"{phase}_step"
         own = keras3.has_own_step(self.model, step_name)
-        with self.strategy.scope():
+        with self.strategy.scope(), keras3.dtype_policy(self.policy):
             if not keras3.is_built(self.model):
                 try:
-                    keras3.symbolic_build(self.model, spec)
+                    if phase == "predict" and self.model.compiled:
+                        # There are no targets, from which losses and metrics would be built.
+                        keras3.trace_symbolically(self.model, keras3.unpack(spec)[0])
+                    else:
+                        keras3.symbolic_build(self.model, spec)
                 except Exception:
                     # A model with its own step may have no call() at all; its step is traced below.
                     if not own:
                         raise
                 # A layer that was made just now may be the first one in float16.
-                if self._auto_scale_loss and precision.scale_where_needed(self.model):
+                if precision.scale_where_needed(self.model) and phase != "predict":
                     keras3.build_optimizer(self.model.optimizer, self.model.trainable_variables)
             if own and step_name not in self._traced_steps:
                 self._traced_steps.add(step_name)
@@ -326,9 +331,7 @@ class Engine:
         self.adopt(args, kwargs)
         with self.strategy.scope():
             result = original(*args, **kwargs)
-        self._auto_scale_loss = bool(kwargs.get("auto_scale_loss", True))
-        if self._auto_scale_loss:
-            precision.scale_where_needed(self.model)
+        precision.scale_where_needed(self.model)
         self.adopt()
         self.compile_arguments = (args, kwargs)
         self._traced_steps.clear()
@@ -352,10 +355,15 @@ class Engine:
                 self._warned.add(message)
                 notices.warn(message)
 
+    def warn_of_unscaled_half(self, optimizer: Any) -> None:
+        """Called where a train_step of the user's applies an optimizer: says once if it trains float16 layers unscaled."""
+        plain = not loss_scale.is_loss_scaled(optimizer) and not optimizer.loss_scale_factor
+        if plain and loss_scale.auto_scales(self.model) and precision.computes_in_half(self.model):
+            self.loss_scales.warn_of_plain(optimizer)
+
     def _fit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("fit")
         self.global_seeds()
-        self.loss_scales.start()
         self.targets.forget()
         self.waiting.warned = False
         if not keras3.has_own_loop(self.model, "fit"):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 _CURES = (
-    "Look at its weights and at what it computes (a division by 0, the logarithm of 0, a learning rate too high), or let it"
-    ' compute in float32: pass it dtype="float32". precision="mixed_bfloat16" has float32\'s range.'
+    "Look at the data, and at that layer's weights and what it computes (a division by 0, the logarithm of 0, a learning rate"
+    ' too high), or let it compute in float32: pass it dtype="float32". precision="mixed_bfloat16" has float32\'s range.'
 )
 
 
@@ -42,11 +42,13 @@ def stop_if_hopeless(engine: Engine, iterator: Any, last: Any = None) -> None:
         return
     found = counts.read()
     batch = _next(iterator) if last is None else last
-    where = (None if batch is None else _first_bad_value(engine.model, batch)) or _first_bad_gradient(counts)
+    where = [None if batch is None else _first_bad_value(engine.model, batch), _first_bad_gradient(counts)]
+    counts.start_again()
     raise FloatingPointError(
         f"MirroredFitter: {found.skipped_in_a_row} steps in a row were skipped, since gradients weren't finite; the loss scale"
-        f" of {found.optimizer!r} has come down to {found.scale:g}, and a smaller one can't help.\n{where}\n"
-        "The weights are those of the last good step."
+        f" of {found.optimizer!r} has come down to {found.scale:g}, and a smaller one can't help.\n"
+        + "".join(f"{each}\n" for each in where if each)
+        + f"{_CURES}\nThe weights are those of the last good step; the loss scale is {counts.optimizer.initial_scale:g} again."
     )
 
 
@@ -61,7 +63,7 @@ def _first_bad_gradient(counts: Counts) -> str:
     path, bad, of = counts.bad_gradients
     return (
         f"In the last of them {bad} of {of} gradients weren't finite. In the backward pass, which runs from the model's end to"
-        f" its start, the first was that of {path!r}.\n{_CURES}"
+        f" its start, the first was that of {path!r}."
     )
 
 
@@ -72,7 +74,7 @@ def _first_bad_value(model: keras.Model, batch: Any) -> str | None:
     parts = keras3.unpack(batch)
     for name, part in zip(names, parts, strict=True):
         if not _finite(part):
-            return f"The {name} of the batch that was looked at hold NaN or inf themselves. Clean the data."
+            return f"The {name} of the batch that was looked at hold NaN or inf themselves."
     seen: list[keras.layers.Layer] = []
     with _watched(model, seen), gate.entered(BuildStep()), keras3.stateless(), tf.init_scope():
         try:
@@ -84,8 +86,7 @@ def _first_bad_value(model: keras.Model, batch: Any) -> str | None:
         return None
     layer = seen[0]
     return (
-        "In the batch that was looked at, the first layer whose output isn't finite is"
-        f" {layer.path!r} ({type(layer).__name__}).\n{_CURES}"
+        f"In the batch that was looked at, the first layer whose output isn't finite is {layer.path!r} ({type(layer).__name__})."
     )
 
 

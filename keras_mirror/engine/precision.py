@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_mirror import notices
@@ -31,7 +32,7 @@ class LossScaling:
     Attributes:
         optimizer: the name of the LossScaleOptimizer.
         scale: the loss scale of the next step.
-        steps: steps trained since the model was wrapped, the skipped ones included.
+        steps: steps trained since compile gave the model this optimizer, the skipped ones included.
         skipped: steps whose gradients weren't finite; they changed nothing but the scale.
         skipped_in_a_row: how many of the latest steps were skipped.
     """
@@ -63,9 +64,9 @@ def update(optimizer: Any, grads: list[Any], variables: Any = None) -> None:
 
     With s the scale, c the steps since it last changed, G `dynamic_growth_steps`, and g / s the unscaled gradients:
     if they are finite, the inner optimizer applies them, c' = c + 1, and where c' >= G: c' = 0 and s' = 2 s if that is finite.
-    If not, nothing is applied, c' = 0, and s' = max(s / 2, floor). The algorithm is Keras's (after Micikevicius et al.,
-    "Mixed Precision Training", 2018, section 3.2), which has neither bound and tests c' == G. A scale that isn't a positive
-    finite number (plain Keras can save such) becomes `initial_scale`.
+    If not, nothing is applied, c' = 0, and s' = max(s / 2, floor), the floor being min(1, initial_scale). The algorithm is
+    Keras's (after Micikevicius et al., "Mixed Precision Training", 2018, section 3.2), which has neither bound and tests c' == G.
+    A scale that is below the floor or isn't finite (plain Keras can save such) skips one step and becomes `initial_scale`.
 
     Args:
         optimizer: a built LossScaleOptimizer.
@@ -94,7 +95,7 @@ def update(optimizer: Any, grads: list[Any], variables: Any = None) -> None:
             counts.skipped(scale <= floor_of(optimizer), finite, [v for g, v in given if g is not None])
         return tf.constant(0)
 
-    tf.cond(tf.reduce_all(tf.stack(finite)) & _is_usable(scale), take, skip)
+    tf.cond(tf.reduce_all(tf.stack(finite)) & _is_usable(optimizer, scale), take, skip)
 
 
 def _unscaled(optimizer: Any, grad: Any, variable: Any, scale: tf.Tensor) -> Any:
@@ -120,7 +121,8 @@ def _is_finite(grad: Any) -> tf.Tensor:
 def _grow(optimizer: Any, scale: tf.Tensor) -> None:
     counter = optimizer.step_counter
     count = tf.convert_to_tensor(counter) + 1
-    due = count >= tf.cast(optimizer.dynamic_growth_steps, count.dtype)
+    growth = int(optimizer.dynamic_growth_steps)
+    due = (count >= growth) & (growth > 0)
     grown = scale * 2.0
     counter.assign(tf.where(due, tf.zeros_like(count), count))
     optimizer.dynamic_scale.assign(tf.where(due & tf.math.is_finite(grown), grown, scale))
@@ -130,11 +132,11 @@ def _shrink(optimizer: Any, scale: tf.Tensor) -> None:
     floor = floor_of(optimizer)
     optimizer.step_counter.assign(tf.zeros_like(tf.convert_to_tensor(optimizer.step_counter)))
     initial = tf.constant(optimizer.initial_scale, scale.dtype)
-    optimizer.dynamic_scale.assign(tf.where(_is_usable(scale), tf.maximum(scale * 0.5, floor), initial))
+    optimizer.dynamic_scale.assign(tf.where(_is_usable(optimizer, scale), tf.maximum(scale * 0.5, floor), initial))
 
 
-def _is_usable(scale: tf.Tensor) -> tf.Tensor:
-    return tf.math.is_finite(scale) & (scale > 0.0)
+def _is_usable(optimizer: Any, scale: tf.Tensor) -> tf.Tensor:
+    return tf.math.is_finite(scale) & (scale >= floor_of(optimizer))
 
 
 class Counts:
@@ -177,16 +179,17 @@ class Counts:
         counts = self._values()
         return (self.paths[int(counts[_LAST_BAD])] if self.paths else "", int(counts[_BAD]), len(self.paths))
 
-    def forget_the_row(self) -> None:
-        """A new call of fit starts with no step skipped in a row."""
+    def start_again(self) -> None:
+        """After the stop: no step counts as skipped in a row, and the scale is looked for from `initial_scale` again."""
         counts = self._values()
-        if counts[_IN_A_ROW]:
-            counts[_IN_A_ROW] = counts[_AT_FLOOR] = 0
-            for component in tf_seams.components(self._variable):
-                component.assign(counts)
+        counts[_IN_A_ROW] = counts[_AT_FLOOR] = 0
+        for component in tf_seams.components(self._variable):
+            component.assign(counts)
+        self.optimizer.dynamic_scale.assign(self.optimizer.initial_scale)
+        self.optimizer.step_counter.assign(0)
 
     def _values(self) -> Any:
-        return tf_seams.components(self._variable)[0].numpy()
+        return np.array(tf_seams.components(self._variable)[0].numpy())
 
 
 class ReplicaCounts:
@@ -222,6 +225,7 @@ class LossScales:
         self._strategy = strategy
         self._counts: dict[int, Counts] = {}
         self._warned: set[int] = set()
+        self.stops = True
 
     def adopt(self, optimizers: Iterable[Any]) -> None:
         """Bounds the scale of the LossScaleOptimizers among the model's optimizers; counts of those gone are dropped."""
@@ -241,14 +245,9 @@ class LossScales:
         """One entry for each built LossScaleOptimizer of the model."""
         return tuple(c.read() for c in self._counts.values() if c.optimizer.built)
 
-    def start(self) -> None:
-        """A call of fit begins."""
-        for counts in self._counts.values():
-            counts.forget_the_row()
-
     def hopeless(self) -> Counts | None:
-        """The first optimizer for which skipping steps leads nowhere."""
-        return next((c for c in self._counts.values() if c.is_hopeless), None)
+        """The first optimizer for which skipping steps leads nowhere; None where the engine isn't to stop for it."""
+        return None if not self.stops else next((c for c in self._counts.values() if c.is_hopeless), None)
 
     def warn_of_unscaled(self, optimizer: Any) -> None:
         """Says once that a train_step applied gradients of a loss that was never scaled."""
@@ -257,7 +256,19 @@ class LossScales:
             notices.warn(
                 f"train_step: {optimizer.name!r} was given gradients without its scale_loss having been called in the step; it"
                 " divides them by its loss scale, so that next to nothing is learned.\nTake the gradient of"
-                " self.optimizer.scale_loss(loss), as Keras's guide to mixed precision does."
+                " self.optimizer.scale_loss(loss), as Keras's guide to mixed precision does. (Where the step multiplies by the"
+                " optimizer's dynamic_scale itself, all is well.)"
+            )
+
+    def warn_of_plain(self, optimizer: Any) -> None:
+        """Says once that a train_step trains float16 layers with an optimizer that scales no loss."""
+        if id(optimizer) not in self._warned:
+            self._warned.add(id(optimizer))
+            notices.warn(
+                f"train_step: layers compute in float16, and {optimizer.name!r} ({type(optimizer).__name__}) scales no loss, so"
+                " that small gradients become 0: Keras puts a LossScaleOptimizer around the one optimizer that its own compile is"
+                " given.\nWrap yours: keras.optimizers.LossScaleOptimizer(optimizer), and take the gradient of its"
+                " scale_loss(loss)."
             )
 
 
@@ -268,20 +279,23 @@ def scale_where_needed(model: Any) -> bool:
     alone: whether the step scales its loss isn't known.
 
     Args:
-        model: a model; one that isn't compiled is left as it is.
+        model: a model; one that isn't compiled, or was with `auto_scale_loss=False`, is left as it is.
 
     Returns:
         Whether it was done.
     """
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or loss_scale.is_loss_scaled(optimizer) or keras3.has_own_step(model, "train_step"):
+    if optimizer is None or loss_scale.is_loss_scaled(optimizer) or not loss_scale.auto_scales(model):
         return False
-    if getattr(model.dtype_policy, "name", "") == "mixed_float16":
-        return False  # compile would have done it: the user said auto_scale_loss=False.
-    if not any(layer.compute_dtype == "float16" and layer.variable_dtype != "float16" for layer in keras3.sublayers(model)):
+    if keras3.has_own_step(model, "train_step") or not computes_in_half(model):
         return False
     model.optimizer = loss_scale.wrap(optimizer)
     return True
+
+
+def computes_in_half(model: Any) -> bool:
+    """Whether any layer computes in float16 and keeps its weights in a larger type."""
+    return any(layer.compute_dtype == "float16" and layer.variable_dtype != "float16" for layer in keras3.sublayers(model))
 
 
 def half_precision_traps(model: Any, metrics: Iterable[Any]) -> list[str]:
@@ -303,9 +317,11 @@ def half_precision_traps(model: Any, metrics: Iterable[Any]) -> list[str]:
 
 
 def _output_layers(model: Any) -> list[Any]:
-    """The layers that make the model's outputs; of a subclassed model, whose outputs aren't known, its last layer."""
+    """The layers that make the model's outputs; of a subclassed model, whose outputs aren't known, its last layer if Dense."""
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or []) if model.built else []
-    makers = [layer for layer in model.layers if _makes_one_of(layer, outputs)] if outputs else model.layers[-1:]
+    is_known = bool(outputs) or isinstance(model, keras.Sequential)
+    last = [layer for layer in model.layers[-1:] if is_known or isinstance(layer, keras.layers.Dense)]
+    makers = [layer for layer in model.layers if _makes_one_of(layer, outputs)] if outputs else last
     nested = [_output_layers(layer) if isinstance(layer, keras.Model) else [layer] for layer in makers]
     return [layer for layers in nested for layer in layers]
 

@@ -176,4 +176,6 @@ class Step:
         return None if counts is None else counts.on_replica(self.local_index)
 
     def apply(self, original: Callable[..., Any], instance: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.own and not self.applying:
+            self.engine.warn_of_unscaled_half(instance)
         return optimizer.apply(self, original, instance, *args, **kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -143,8 +143,8 @@ def held_optimizers(owner: Any) -> list[Any]:
 
 def _members(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+        value = list(value.values())
+    return [m for each in value for m in _members(each)] if isinstance(value, (list, tuple)) else [value]
 
 
 def accumulation_steps(optimizer: Any) -> int:
@@ -379,6 +379,18 @@ def created_under(model: Any) -> tf.distribute.Strategy | None:
     """The strategy in whose scope the model was made."""
     found: tf.distribute.Strategy | None = model._distribute_strategy
     return found
+
+
+@contextlib.contextmanager
+def dtype_policy(name: str | None) -> Iterator[None]:
+    """Keras's dtype policy for a block; None leaves it alone."""
+    before = keras.config.dtype_policy()
+    try:
+        if name is not None:
+            keras.config.set_dtype_policy(name)
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def is_built(model: Any) -> bool:

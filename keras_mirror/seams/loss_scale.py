@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
+from keras.src.trainers import trainer as base_trainer
 
 from keras_mirror.seams import gate
 
 _LSO = keras.optimizers.LossScaleOptimizer
 _BOUNDED = "_keras_mirror_bounded"
+_AUTO = "_keras_mirror_auto_scale_loss"
 
 Update = Callable[[Any, list[Any], Any], None]
 
@@ -30,18 +34,42 @@ def install(update: Update) -> None:
         raise RuntimeError("keras_mirror: LossScaleOptimizer._tf_apply is gone from the installed Keras.")
     # A gradient taken without `scale_loss` is divided by a scale that it was never multiplied with.
     gate.gated(_LSO, "scale_loss", "optimizer_scale_loss")
+    _note_auto_scale_loss()
     if hasattr(original, "_keras_mirror_original"):
         return
 
     @functools.wraps(original)
     def seam(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        if gate.current() is None and not is_bounded(self):
+        # In a loop of the user's own on several replicas the gradients aren't summed yet: that is Keras's to do.
+        if gate.current() is None and (not is_bounded(self) or tf.distribute.get_strategy().num_replicas_in_sync > 1):
             original(self, grads, trainable_variables)
         else:
             update(self, list(grads), trainable_variables)
 
     seam._keras_mirror_original = original  # type: ignore[attr-defined]
     _LSO._tf_apply = seam
+
+
+def _note_auto_scale_loss() -> None:
+    """Has the trainer's `compile` note `auto_scale_loss`, however it is given: Keras forgets it."""
+    original = base_trainer.Trainer.__dict__["compile"]
+    if hasattr(original, "_keras_mirror_original"):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        vars(self)[_AUTO] = bool(signature.bind(self, *args, **kwargs).arguments.get("auto_scale_loss", True))
+        return result
+
+    compile._keras_mirror_original = original  # type: ignore[attr-defined]
+    base_trainer.Trainer.compile = compile
+
+
+def auto_scales(model: Any) -> bool:
+    """Whether the model was compiled with `auto_scale_loss=True`, Keras's default."""
+    return bool(vars(model).get(_AUTO, True))
 
 
 def is_loss_scaled(optimizer: Any) -> bool:

@@ -119,9 +119,38 @@ def test_the_scale_stays_above_its_floor_and_two_bad_steps_there_stop_training(i
     assert float(on_replicas(model.optimizer.dynamic_scale)) == floor
     train(model, 1.0)
     train(model, NAN)
-    with pytest.raises(FloatingPointError, match=rf"2 steps in a row(.|\n)*down to {floor:g}"):
+    with pytest.raises(FloatingPointError, match=rf"2 steps in a row(.|\n)*down to {floor:g}(.|\n)*is {initial:g} again"):
         train(model, NAN)
     assert weight(model) == 4.0
+    assert float(on_replicas(model.optimizer.dynamic_scale)) == initial
+
+
+def test_bad_steps_count_in_a_row_across_calls_of_fit():
+    model = steered(LossScaleOptimizer(SGD(1.0), initial_scale=2.0))
+    x, y = np.full((2, 1), NAN, "float32"), np.zeros((2, 1), "float32")
+    for _ in range(2):
+        model.fit(x, y, verbose=0)
+    assert model.loss_scaling[0].skipped_in_a_row == 2
+    with pytest.raises(FloatingPointError):
+        model.fit(x, y, verbose=0)
+
+
+@pytest.mark.parametrize("restored", [0.0, NAN, np.inf, -1.0, 0.25, 2.0**-30])
+def test_a_scale_below_the_floor_comes_back_after_one_skipped_step(restored):
+    model = steered(LossScaleOptimizer(SGD(1.0), initial_scale=64.0))
+    train(model, 1.0)
+    model.optimizer.dynamic_scale.assign(restored)
+    train(model, 1.0)
+    assert (weight(model), float(on_replicas(model.optimizer.dynamic_scale))) == (4.0, 64.0)
+    train(model, 1.0)
+    assert weight(model) == 3.0
+
+
+def test_growth_steps_of_0_never_let_it_grow_as_in_keras():
+    model = steered(LossScaleOptimizer(SGD(1.0), initial_scale=4.0, dynamic_growth_steps=0))
+    for _ in range(3):
+        train(model, 1.0)
+    assert float(on_replicas(model.optimizer.dynamic_scale)) == 4.0
 
 
 def test_fifty_bad_steps_in_a_row_stop_training_whatever_the_scale():
@@ -288,6 +317,50 @@ def test_auto_scale_loss_false_is_kept_and_a_fixed_scale_is_the_optimizers_own(p
     assert (model.optimizer.loss_scale_factor, model.loss_scaling) == (128.0, ())
 
 
+class CompilesItsWay(keras.Sequential):
+    def compile(self, rate):
+        super().compile(Adam(rate, loss_scale_factor=128.0), "mse", auto_scale_loss=False)
+
+
+def test_auto_scale_loss_false_is_kept_however_it_is_given():
+    def compiled():
+        model = only_layers()
+        model.compile(Adam(loss_scale_factor=128.0), "mse", None, None, None, False, 1, "auto", False)
+        return model
+
+    def overridden():
+        model = CompilesItsWay(only_layers().layers)
+        model.compile(0.01)
+        return model
+
+    for factory in (compiled, overridden):
+        model = MirroredFitter(factory, devices="cpu:2", seed=1)
+        model.fit(*batch(), batch_size=3, verbose=0)
+        assert isinstance(model.optimizer, Adam)
+        assert model.optimizer.loss_scale_factor == 128.0
+
+
+class MakesLayersInBuild(keras.Model):
+    def build(self, shape):
+        self.dense = layers.Dense(4)
+        self.out = layers.Dense(1, dtype="float32")
+        self.dense.build(shape)
+        self.out.build((*shape[:-1], 4))
+
+    def call(self, x):
+        return self.out(self.dense(x))
+
+
+def test_layers_that_are_made_in_build_have_the_factorys_policy():
+    model = MirroredFitter(MakesLayersInBuild, devices="cpu:2", seed=1, precision="mixed_float16")
+    model.compile("adam", "mse")
+    assert model.predict(batch()[0], verbose=0).shape == (6, 1)
+    model.fit(*batch(), verbose=0)
+    assert (model.dense.compute_dtype, model.out.compute_dtype) == ("float16", "float32")
+    assert loss_scale.is_loss_scaled(model.optimizer)
+    assert keras.config.dtype_policy().name == "float32"
+
+
 @pytest.mark.parametrize("policy", [None, "mixed_bfloat16", "float32"])
 def test_nothing_is_scaled_without_float16(policy):
     model = MirroredFitter(half, devices="cpu:2", seed=1, precision=policy)
@@ -326,7 +399,7 @@ class Adversarial(keras.Model):
         losses = []
         for optimizer, layer, target in ((self.first, self.one, y[:, :1]), (self.second, self.two, y[:, 1:])):
             with tf.GradientTape() as tape:
-                loss = keras.ops.mean((layer(x) - target) ** 2)
+                loss = keras.ops.mean((keras.ops.cast(layer(x), "float32") - target) ** 2)
                 scaled = optimizer.scale_loss(loss) if self.scales else loss
             optimizer.apply(tape.gradient(scaled, layer.trainable_weights), layer.trainable_weights)
             losses.append(loss)
@@ -364,6 +437,45 @@ def test_a_step_that_forgets_to_scale_is_told_so_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.fit(x, y, verbose=0)
+
+
+class HalfAdversarial(Adversarial):
+    def __init__(self):
+        super().__init__()
+        self.one = layers.Dense(1, dtype="mixed_float16")
+
+
+def test_a_custom_step_that_trains_float16_layers_unscaled_is_told_so_once():
+    model = MirroredFitter(HalfAdversarial, devices="cpu:2", seed=1)
+    model.compile(SGD(0.1, name="first"), LossScaleOptimizer(SGD(0.1), name="second"))
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 2), "float32")
+    with pytest.warns(UserWarning, match=r"'first' \(SGD\) scales no loss") as caught:
+        model.fit(x, y, verbose=0)
+    assert sum("scales no loss" in str(w.message) for w in caught) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_verify_passes_where_the_search_for_the_scale_would_skip_different_steps(seed):
+    def build():
+        return keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.Dense(1, dtype="float32")])
+
+    model = MirroredFitter(build, devices="cpu:2", seed=seed, precision="mixed_float16")
+    model.compile("adam", "mse")
+    report = model.verify(*batch(rows=40), batch_size=16)
+    assert report.passed, str(report)
+    assert report.notes == ()
+
+
+def test_a_bounded_optimizer_in_a_loop_of_the_users_own_is_keras_own():
+    model = steered(LossScaleOptimizer(SGD(1.0), initial_scale=4.0))
+    train(model, 1.0)
+    (kernel,) = model.trainable_variables
+
+    def step():
+        model.optimizer.apply([tf.fill([1, 1], 4.0)], [kernel])
+
+    model.strategy.run(tf.function(step))
+    assert int(model.optimizer.iterations) == 2
 
 
 # -- the error's words

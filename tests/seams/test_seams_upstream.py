@@ -17,6 +17,7 @@ from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.saving import serialization_lib
 from keras.src.trainers import compile_utils, data_adapters, epoch_iterator
+from keras.src.trainers import trainer as base_trainer
 from keras.src.trainers.data_adapters import array_data_adapter, array_slicing, data_adapter_utils
 
 from keras_mirror import seams
@@ -47,6 +48,11 @@ REPLACED = [
     (LSO, "apply", "self grads trainable_variables"),
     (LSO, "_tf_apply", "self grads trainable_variables"),
     (LSO, "scale_loss", "self loss"),
+    (
+        base_trainer.Trainer,
+        "compile",
+        "self optimizer loss loss_weights metrics weighted_metrics run_eagerly steps_per_execution jit_compile auto_scale_loss",
+    ),
     (tf_optimizer.TFOptimizer, "_backend_update_step", "self grads trainable_variables learning_rate"),
     (tf_optimizer.TFOptimizer, "_apply_weight_decay", "self variables"),
     (tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", "self trainable_variables"),
