@@ -1,5 +1,6 @@
 """One TensorFlow process with four simulated replicas for all tests; what a test changes of Keras's globals is put back."""
 
+import itertools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -25,6 +26,8 @@ for name, examples in (("ci", 200), ("nightly", 10_000)):
     )
 settings.load_profile("ci")
 
+_tests = itertools.count(1)
+
 
 @pytest.fixture(autouse=True)
 def _keras_globals():
@@ -32,5 +35,5 @@ def _keras_globals():
     yield
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
-    # It collects garbage by default, which took more time than the tests: with all that TensorFlow holds, seconds for each.
-    keras.backend.clear_session(free_memory=False)
+    # It collects garbage by default, which after every test took more time than the tests do.
+    keras.backend.clear_session(free_memory=next(_tests) % 40 == 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from keras_mirror.seams import gate
 
 _LSO = keras.optimizers.LossScaleOptimizer
 _BOUNDED = "_keras_mirror_bounded"
-_AUTO = "_keras_mirror_auto_scale_loss"
+# Not on the model itself, whose copies are to be plain Keras.
+_auto_scale_loss: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 Update = Callable[[Any, list[Any], Any], None]
 
@@ -60,7 +62,7 @@ def _note_auto_scale_loss() -> None:
     @functools.wraps(original)
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        vars(self)[_AUTO] = bool(signature.bind(self, *args, **kwargs).arguments.get("auto_scale_loss", True))
+        _auto_scale_loss[self] = bool(signature.bind(self, *args, **kwargs).arguments.get("auto_scale_loss", True))
         return result
 
     compile._keras_mirror_original = original  # type: ignore[attr-defined]
@@ -69,7 +71,7 @@ def _note_auto_scale_loss() -> None:
 
 def auto_scales(model: Any) -> bool:
     """Whether the model was compiled with `auto_scale_loss=True`, Keras's default."""
-    return bool(vars(model).get(_AUTO, True))
+    return _auto_scale_loss.get(model, True)
 
 
 def is_loss_scaled(optimizer: Any) -> bool:
