@@ -168,8 +168,10 @@ def raw_iterations(optimizer: Any) -> Any:
 
 
 def optimizer_variables_of(optimizer: Any) -> list[Any]:
-    """The model's variables that a built optimizer was built for."""
-    return list(getattr(optimizer, "_trainable_variables", []))
+    """The model's variables that a built optimizer was built for. Keras 3.10's LossScaleOptimizer leaves it to the inner one."""
+    found = list(getattr(optimizer, "_trainable_variables", []))
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return found if found or inner is None else optimizer_variables_of(inner)
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
