@@ -170,26 +170,30 @@ class Execution(Replicated):
         of iterations, weight decay) runs once more at the end of data of unknown length, as it does in Keras.
         """
         began = waiting.now()
-        batch, started, waited = self._next(iterator, began, waiting.caught_up(self.engine, began))
-        kinds: list[tuple[Any, Any]] = []
+        values = Kept()
 
-        def step() -> tuple[Any, ...]:
-            # Not through a tf.function of its own: collectives (NCCL, several workers) take their keys from the function that
-            # is called, and don't find it from one that is called inside a cond.
-            values = tuple(self._one_step(batch.get_value()))
-            kinds.extend((value.shape, value.dtype) for value in values)
-            return (tf.constant(True), *values)
+        def more(done: Any, has_batch: Any, *_: Any) -> Any:
+            return tf.logical_and(done < steps, has_batch)
 
-        def nothing() -> tuple[Any, ...]:
-            return (tf.constant(False), *(tf.zeros([size or 0 for size in shape], dtype) for shape, dtype in kinds))
+        def body(done: Any, _: Any, waited: Any, ended: Any, kept: Any) -> Any:
+            batch, has_batch, more_waited = self._next(iterator, waiting.now(done), ended)
 
-        outputs = tf.cond(started, step, nothing)
-        done, values = tf.cast(started, tf.int32), outputs[1:]
-        if int(self.engine.model.steps_per_execution) > 1:
-            done, waited, values = self._remaining(iterator, steps, started, waited, self._ended(outputs), values)
+            def step() -> tuple[Any, Any]:
+                # Not through a tf.function of its own: collectives (NCCL, several workers) take their keys from the function
+                # that is called, and don't find it from one that is called inside a cond.
+                return tf.constant(True), values.keep(self._one_step(batch.get_value()))
+
+            outputs = tf.cond(has_batch, step, lambda: (tf.constant(False), kept))
+            done = done + tf.cast(has_batch, tf.int32)
+            return done, has_batch, waited + more_waited, self._ended(outputs), outputs[1]
+
+        ended = waiting.caught_up(self.engine, began)
+        loop_vars = (tf.constant(0), tf.constant(True), tf.zeros([], tf.float64), ended, values.none())
+        one = int(self.engine.model.steps_per_execution) == 1
+        done, _, waited, _, kept = body(*loop_vars) if one else tf.while_loop(more, body, loop_vars)
         with tf.device("CPU:0"):
             account = tf.stack([tf.cast(done, tf.float64), began, waited])
-        return self._logs(list(values)), account
+        return self._logs(values.read(kept)), account
 
     def _next(self, iterator: Any, asked: Any, ended: Any) -> tuple[Any, Any, Any]:
         """The next batch, whether there is one, and how long the replicas, done with the last step at `ended`, waited for it."""
@@ -202,27 +206,6 @@ class Execution(Replicated):
     def _ended(self, outputs: Any) -> Any:
         """When a step was done, on the host and on its device."""
         return waiting.caught_up(self.engine, waiting.now(*waiting.executed(outputs)))
-
-    def _remaining(
-        self, iterator: Any, steps: Any, started: Any, waited: Any, ended: Any, values: tuple[Any, ...]
-    ) -> tuple[Any, Any, tuple[Any, ...]]:
-        def more(done: Any, has_batch: Any, *_: Any) -> Any:
-            return tf.logical_and(done < steps, has_batch)
-
-        def body(done: Any, _: Any, waited: Any, ended: Any, *values: Any) -> Any:
-            batch, has_batch, more_waited = self._next(iterator, waiting.now(done), ended)
-
-            def step() -> tuple[Any, ...]:
-                return (tf.constant(True), *self._one_step(batch.get_value()))
-
-            outputs = tf.cond(has_batch, step, lambda: (tf.constant(False), *values))
-            done = done + tf.cast(has_batch, tf.int32)
-            return (done, has_batch, waited + more_waited, self._ended(outputs), *outputs[1:])
-
-        loop_vars = (tf.cast(started, tf.int32), started, waited, ended, *values)
-        shapes = tf.nest.map_structure(lambda v: v.shape, loop_vars)
-        found = tf.while_loop(more, body, loop_vars, shape_invariants=shapes)
-        return found[0], found[2], tuple(found[4:])
 
     @tf.autograph.experimental.do_not_convert
     def _one_step(self, batch: Any) -> list[Any]:
@@ -250,6 +233,42 @@ class Execution(Replicated):
         if self._recipe is None:
             raise RuntimeError("keras_mirror: logs were asked for before a step was traced")
         return self._recipe.logs(list(values))
+
+
+class Kept:
+    """The values of a loop's last step, as one tensor: so the loop is traced before it is known what they are.
+
+    A loop variable needs a value to begin with. Another trace of the step, to learn their types from, would take as long again.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: list[tuple[Any, Any]] = []
+
+    def none(self) -> Any:
+        """What there is before the first step."""
+        with tf.device("CPU:0"):
+            return tf.raw_ops.OptionalNone()
+
+    def keep(self, values: list[Any]) -> Any:
+        """A step's values, in its trace."""
+        self._kinds = [(value.shape, value.dtype) for value in values]
+        with tf.device("CPU:0"):
+            return tf.raw_ops.OptionalFromValue(components=values) if values else tf.raw_ops.OptionalNone()
+
+    def read(self, kept: Any) -> list[Any]:
+        """The last step's values; zeros if there was no step."""
+        if not self._kinds:
+            return []
+        shapes, dtypes = zip(*self._kinds, strict=True)
+
+        def found() -> Any:
+            return tf.raw_ops.OptionalGetValue(optional=kept, output_types=dtypes, output_shapes=shapes)
+
+        def zeros() -> Any:
+            return [tf.zeros([size or 0 for size in shape], dtype) for shape, dtype in self._kinds]
+
+        with tf.device("CPU:0"):
+            return list(tf.cond(tf.raw_ops.OptionalHasValue(optional=kept), found, zeros))
 
 
 class Recipe:

@@ -62,7 +62,7 @@ def test_a_slow_pipeline_is_waited_for_and_a_fast_one_is_not(options):
     slow.fit(pipeline(SLOW), epochs=2, verbose=0)
     fast.fit(pipeline(0.0), epochs=2, verbose=0)
     assert slow._engine.waiting.waited > 0.9 * SLOW * (BATCHES - 1)
-    assert fast._engine.waiting.waited < 0.3 * SLOW * (BATCHES - 1)
+    assert fast._engine.waiting.waited < 0.6 * SLOW * (BATCHES - 1)
     if "run_eagerly" not in options:  # An eager step is slower than the pipeline.
         assert slow.waiting_share > 0.6
     assert fast.waiting_share < 0.25
