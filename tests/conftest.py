@@ -6,9 +6,9 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
-import keras
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from stack import keras
 
 from keras_mirror import replicas
 

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 from harness import Case
-from keras import metrics, ops
 from parts import dense, listed_outputs, listed_targets, named_targets, one_hot, regression, two_outputs, weighted
+from stack import keras, metrics, ops
 
 
 def row(name: str, given: Callable[[], dict[str, Any]], **more: Any) -> Case:

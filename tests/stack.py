@@ -1,0 +1,85 @@
+"""Keras as the tests of every stack name it: Keras 3's public names, on Keras 2 with what they are there."""
+
+import types
+from typing import Any
+
+import tensorflow as tf
+
+from keras_mirror import requirements
+from keras_mirror.seams.stack import keras
+
+GENERATION = requirements.keras_generation()
+
+
+class _With(types.SimpleNamespace):
+    """A module of Keras 2 with further names."""
+
+    def __init__(self, module: Any, **more: Any) -> None:
+        super().__init__(**more)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_module"], name)
+
+    def __dir__(self) -> list[str]:
+        return [*dir(vars(self)["_module"]), *vars(self)]
+
+
+if GENERATION == 2:
+    ops = _With(
+        keras.ops,
+        abs=tf.abs,
+        argmax=tf.argmax,
+        concatenate=tf.concat,
+        copy=tf.identity,
+        equal=tf.equal,
+        exp=tf.exp,
+        eye=lambda n, dtype: tf.eye(n, dtype=dtype),
+        logsumexp=tf.reduce_logsumexp,
+        matmul=tf.matmul,
+        max=tf.reduce_max,
+        mean=tf.reduce_mean,
+        ones=lambda shape, dtype=None: tf.ones(shape, dtype or keras.config.floatx()),
+        shape=tf.shape,
+        split=tf.split,
+        sqrt=tf.sqrt,
+        square=tf.square,
+        sum=lambda values, axis=None: tf.reduce_sum(tf.add_n(values) if isinstance(values, list) else values, axis),
+        transpose=tf.transpose,
+        zeros=lambda shape, dtype=None: tf.zeros(shape, dtype or keras.config.floatx()),
+    )
+    optimizers = _With(keras.optimizers, LossScaleOptimizer=keras.mixed_precision.LossScaleOptimizer)
+    keras.ops, keras.optimizers = ops, optimizers
+else:
+    ops, optimizers = keras.ops, keras.optimizers
+
+layers, losses, metrics, regularizers = keras.layers, keras.losses, keras.metrics, keras.regularizers
+
+# Rows that name what Keras 2 hasn't: by a part of their name, with the reason.
+_NOT_IN_KERAS_2 = {
+    "mean_with_sample_weight": "no reduction mean_with_sample_weight",
+    "reduction-mean": "no reduction mean, but for sum_over_batch_size",
+    "mask-mean": "no reduction mean, but for sum_over_batch_size",
+    "reduction-None": "reduction None is called none",
+    "loss-dict-of-different-reductions": "no reduction mean_with_sample_weight",
+    "dice": "no Dice loss",
+    "tversky": "no Tversky loss",
+    "circle": "no Circle loss",
+    "gradient_accumulation": "its optimizers don't accumulate gradients",
+    "accumulation": "its optimizers don't accumulate gradients",
+    "steps_per_execution-": "its optimizers don't accumulate gradients",
+    "loss_scale_factor": "no loss_scale_factor",
+    "optimizer-Lamb": "no Lamb",
+    "optimizer-Muon": "no Muon",
+    "optimizer-ScheduleFreeAdamW": "no ScheduleFreeAdamW",
+    "optimizer-MultiOptimizer": "no MultiOptimizer (tensorflow-addons has one)",
+    "train_step-with-a-persistent-tape": "its variables have no .value to differentiate by",
+    "add_loss-value-for-each-row": "it can't add a loss of each row to a mean",
+}
+
+
+def lacking(name: str) -> str | None:
+    """Why a row of the table can't be run on this Keras; None where it can."""
+    if GENERATION == 3:
+        return None
+    return next((f"Keras 2: {why}" for part, why in _NOT_IN_KERAS_2.items() if part in name), None)
