@@ -78,6 +78,14 @@ _NOT_IN_KERAS_2 = {
 }
 
 
+def clear_session(collect: bool) -> None:
+    """Keras's clear_session; whether garbage is collected too, where Keras lets one say so."""
+    if GENERATION == 3:
+        keras.backend.clear_session(free_memory=collect)
+    else:
+        keras.backend.clear_session()
+
+
 def lacking(name: str) -> str | None:
     """Why a row of the table can't be run on this Keras; None where it can."""
     if GENERATION == 3:

@@ -215,7 +215,14 @@ WHOLE_BATCH = [
         data=lambda rng, rows: (rng.normal(size=(rows, 3)), rng.integers(0, 3, rows)),
         compile=sgd(lambda: losses.Circle(gamma=2.0)),
     ),
-    Case(name="dice", model=dense(3, "softmax"), data=one_hot, compile=sgd(losses.Dice), evaluate=True, replicas=(2, 3, 4)),
+    Case(
+        name="dice",
+        model=dense(3, "softmax"),
+        data=one_hot,
+        compile=sgd(lambda: losses.Dice()),
+        evaluate=True,
+        replicas=(2, 3, 4),
+    ),
     Case(name="tversky", model=dense(3, "softmax"), data=one_hot, compile=sgd(lambda: losses.Tversky(alpha=0.3, beta=0.7))),
     Case(name="dice-with-weights", model=dense(3, "softmax"), data=weighted(one_hot), compile=sgd(lambda: losses.Dice(axis=-1))),
     Case(

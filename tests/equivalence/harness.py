@@ -60,6 +60,7 @@ class Case:
         predict: whether it goes on with predict.
         replicas: the replica counts to compare with one device; empty for one of 2, 3 and 4, in turn.
         dtype: the floating-point type of everything.
+        policy: the dtype policy of layers, where it isn't that type's.
         steps_per_execution: instead of `STEPS_PER_EXECUTION`.
         tolerance: instead of `TOLERANCE`.
         needs: whether the installed Keras has what the row is about.
@@ -78,6 +79,7 @@ class Case:
     predict: bool = False
     replicas: tuple[int, ...] = ()
     dtype: str = "float64"
+    policy: str | None = None
     steps_per_execution: int | None = None
     tolerance: float | None = None
     needs: Callable[[], bool] = lambda: True
@@ -114,7 +116,7 @@ class Outcome:
 
 def run(case: Case, replicas: int | None) -> Outcome:
     """One run from the same initial weights: `replicas` None is plain Keras, which knows nothing of keras_mirror."""
-    with dtype(case.dtype):
+    with dtype(case.dtype, case.policy):
         keras.utils.set_random_seed(SEED)
         steps = 1
         if replicas is None:
@@ -212,16 +214,16 @@ def check_replicas_identical(model: keras.Model, replicas: int) -> None:
 
 
 @contextlib.contextmanager
-def dtype(name: str) -> Iterator[None]:
-    """Everything in floating-point type `name`: Keras's default, and the policy that layers take."""
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+def dtype(name: str, policy: str | None = None) -> Iterator[None]:
+    """Everything in floating-point type `name`: Keras's default, and the policy that layers take unless `policy` is given."""
+    floatx, before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx(name)
-    keras.config.set_dtype_policy(name)
+    keras.config.set_dtype_policy(policy or name)
     try:
         yield
     finally:
         keras.config.set_floatx(floatx)
-        keras.config.set_dtype_policy(policy)
+        keras.config.set_dtype_policy(before)
 
 
 def parametrised(cases: list[Case]) -> Any:
