@@ -16,7 +16,8 @@ _TF_KERAS = ((2, 18), (2, 21))
 _NOT_ON_KERAS2 = {
     "SingleCopyCheckpoint": "Use keras.callbacks.ModelCheckpoint on the first worker (fitter.is_chief).",
     "LinearScalingWarmup": "Give the optimizer a learning-rate schedule that begins low.",
-    "EquivalenceReport": "Compare fit's logs and get_weights() of a run with devices=1 and of one on the replicas.",
+    "verify": 'Compare fit\'s logs and get_weights() of a run with devices="cpu:1" and of one on the replicas.',
+    "EquivalenceReport": "It is what verify returns, which isn't there either.",
 }
 
 
@@ -75,8 +76,16 @@ def check_has(name: str) -> None:
 
 
 def keras_generation() -> int:
-    """2 or 3: the generation of the Keras that runs. Imports nothing."""
-    return 2 if uses_tf_keras() else int(importlib.metadata.version("keras").split(".")[0])
+    """2 or 3: the generation of the Keras that runs."""
+    if uses_tf_keras():
+        return 2
+    try:
+        version = importlib.metadata.version("keras")
+    except importlib.metadata.PackageNotFoundError:  # A nightly build has another name.
+        import keras
+
+        version = keras.__version__
+    return int(version.split(".")[0])
 
 
 def uses_tf_keras() -> bool:

@@ -40,6 +40,7 @@ if GENERATION == 2:
         max=tf.reduce_max,
         mean=tf.reduce_mean,
         ones=lambda shape, dtype=None: tf.ones(shape, dtype or keras.config.floatx()),
+        reshape=tf.reshape,
         shape=tf.shape,
         split=tf.split,
         sqrt=tf.sqrt,

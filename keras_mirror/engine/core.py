@@ -121,7 +121,7 @@ class Engine:
         """
         found = [*self._optimizers(), *(o for o in keras.tree.flatten(more) if generation.is_optimizer(o))]
         for optimizer in _with_inner(found):
-            strangers = generation.strangers(optimizer, self.model.variables)
+            strangers = generation.strangers(optimizer, generation.model_variables(self.model))
             if strangers and self.model.built:
                 raise ValueError(
                     f"compile: the optimizer {optimizer.name!r} ({type(optimizer).__name__}) was already used to train"
@@ -135,7 +135,7 @@ class Engine:
                 tf_seams.make_local(generation.raw_variable(variable))
             generation.bind_optimizer(optimizer, self.strategy)
         self.loss_scales.adopt(_with_inner(found))
-        for variable in self.model.trainable_variables:
+        for variable in generation.model_variables(self.model, "trainable_variables"):
             tf_seams.make_local(generation.raw_variable(variable))
         metrics = [m for m in keras.tree.flatten(more) if isinstance(m, keras.metrics.Metric)]
         for metric in [*metrics, *self._metrics()]:
@@ -175,7 +175,7 @@ class Engine:
         skip = {id(raw(v)) for v in self.metric_variables()}
         for optimizer in _with_inner(self._optimizers()):
             skip.update(id(raw(v)) for v in generation.optimizer_variables(optimizer))
-        mine = {id(raw(v)) for v in self.model.variables}
+        mine = {id(raw(v)) for v in generation.model_variables(self.model)}
         return [
             v
             for v in written
@@ -187,7 +187,7 @@ class Engine:
 
     def guarded_state(self) -> list[Any]:
         """What a forward pass may write and mustn't take up from a batch that isn't finite; only where the loss is scaled."""
-        return self.state_written(self.model.non_trainable_variables) if self.loss_scales else []
+        return self.state_written(generation.model_variables(self.model, "non_trainable_variables")) if self.loss_scales else []
 
     # -- building
 
@@ -244,7 +244,9 @@ class Engine:
                         raise
                 # A layer that was made just now may be the first one in float16.
                 if precision.scale_where_needed(self.model) and phase != "predict":
-                    generation.build_optimizer(self.model.optimizer, self.model.trainable_variables)
+                    generation.build_optimizer(
+                        self.model.optimizer, generation.model_variables(self.model, "trainable_variables")
+                    )
             if own and step_name not in self._traced_steps:
                 self._traced_steps.add(step_name)
                 self._trace_own_step(step_name, spec)

@@ -551,6 +551,14 @@ def variable_path(variable: Any) -> str:
     return str(variable.name)
 
 
+def model_variables(model: Any, which: str = "variables") -> list[Any]:
+    """A model's "variables", "trainable_variables" or "non_trainable_variables"; those that are there, where it isn't built."""
+    try:
+        return list(getattr(model, which))
+    except ValueError:  # A model that isn't built refuses to name any.
+        return [v for layer in sublayers(model) if layer is not model for v in getattr(layer, which)]
+
+
 def is_variable(value: Any) -> bool:
     """Whether `value` is a variable."""
     return isinstance(value, (tf.Variable, tf.distribute.DistributedValues))
@@ -765,7 +773,7 @@ def trace_step(strategy: tf.distribute.Strategy, hooks: Callable[[], Any], model
 @contextlib.contextmanager
 def stateless(model: Any) -> Iterator[None]:
     """A block whose writes to the model's variables are undone."""
-    raw = [_raw(v) for v in [*model.variables, *metric_variables(model)]]
+    raw = [_raw(v) for v in [*model_variables(model), *metric_variables(model)]]
     held = [(c, c.numpy()) for v in raw for c in tf_seams.components(v)]
     try:
         yield

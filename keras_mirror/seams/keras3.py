@@ -221,6 +221,11 @@ def variable_path(variable: Any) -> str:
     return str(variable.path)
 
 
+def model_variables(model: Any, which: str = "variables") -> list[Any]:
+    """A model's "variables", "trainable_variables" or "non_trainable_variables"; those that are there, where it isn't built."""
+    return list(getattr(model, which))
+
+
 def is_variable(value: Any) -> bool:
     """Whether `value` is a variable of Keras or of TensorFlow."""
     return isinstance(value, (keras.Variable, tf.Variable, tf.distribute.DistributedValues))

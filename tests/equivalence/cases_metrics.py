@@ -44,7 +44,7 @@ class Spread(metrics.Metric):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         weight = ops.ones(ops.shape(y_pred)[:1], y_pred.dtype) if sample_weight is None else ops.cast(sample_weight, y_pred.dtype)
-        values = ops.max(y_pred, axis=-1)
+        weight, values = ops.reshape(weight, (-1,)), ops.max(y_pred, axis=-1)  # Keras 2 gives weights of shape (rows, 1).
         self.total.assign_add(ops.sum(values * weight))
         self.squares.assign_add(ops.sum(ops.square(values) * weight))
         self.count.assign_add(ops.sum(weight))
