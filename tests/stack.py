@@ -92,3 +92,26 @@ def lacking(name: str) -> str | None:
     if GENERATION == 3:
         return None
     return next((f"Keras 2: {why}" for part, why in _NOT_IN_KERAS_2.items() if part in name), None)
+
+
+# Rows that CI runs on Keras 2 too: one for each of its mechanisms, since there is no time for all.
+_IN_CI = {
+    *("loss-function", "loss-list-and-loss_weights", "reduction-sum-weights", "reduction-none-weights", "class_weight"),
+    *("mask-sum_over_batch_size-weights", "mask-sum-plain", "scalar-contrastive", "scalar-mean", "add_loss-sum"),
+    *("regularizers-of-kernel-and-bias", "regularizer-of-activity"),
+    *("metrics-and-weighted_metrics", "metrics-own-class-with-dict-result", "metrics-scalar-function-sum"),
+    *("optimizer-Nadam", "optimizer-AdamW", "clipnorm", "ema_overwrite_frequency", "optimizer-LossScaleOptimizer"),
+    *("embedding-Adam", "optimizer-SGD-nesterov", "Sequential-unbuilt", "functional-nested-shared-dict-of-inputs"),
+    *("BatchNormalization-synchronized-activity_regularizer", "layer-with-state-of-its-own", "inputs-ragged"),
+    *("train_step-of-the-guide", "train_step-that-clips-its-gradients", "train_step-with-root-of-compute_loss"),
+    *("train_step-of-a-VAE", "train_step-of-a-GAN", "train_step-that-sums"),
+    *("train_on_batch-test_on_batch-predict_on_batch", "arrays-and-validation_data"),
+    *("legacy-SGD-clipvalue-decay", "legacy-Adam-global_clipnorm-amsgrad", "legacy-LossScaleOptimizer", "legacy-Nadam"),
+    *("addons-Lookahead-mixed_float16", "addons-MovingAverage-mixed_float16", "addons-NovoGrad-mixed_float16"),
+    *("addons-loss-TripletSemiHardLoss", "addons-metric-CohenKappa", "addons-layer-WeightNormalization"),
+}
+
+
+def in_ci(name: str) -> bool:
+    """Whether CI runs a row on Keras 2: these, and every optimizer of tensorflow-addons in float32."""
+    return name in _IN_CI or (name.startswith("addons-") and name.endswith("-float32"))

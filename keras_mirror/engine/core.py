@@ -244,9 +244,8 @@ class Engine:
                         raise
                 # A layer that was made just now may be the first one in float16.
                 if precision.scale_where_needed(self.model) and phase != "predict":
-                    generation.build_optimizer(
-                        self.model.optimizer, generation.model_variables(self.model, "trainable_variables")
-                    )
+                    trainable = generation.model_variables(self.model, "trainable_variables")
+                    generation.build_optimizer(self.model.optimizer, trainable)
             if own and step_name not in self._traced_steps:
                 self._traced_steps.add(step_name)
                 self._trace_own_step(step_name, spec)
