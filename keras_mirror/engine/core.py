@@ -212,6 +212,10 @@ class Engine:
             spec = generation.keras_tensors(data_batch)
         self.build(spec)
 
+    def feeds(self, fed: Any) -> None:
+        """What the running fit is fed with (Keras 2)."""
+        self._adapter = fed
+
     def join(self, dataset: tf.data.Dataset, times: int) -> tf.data.Dataset:
         """A dataset whose batches are `times` consecutive ones each."""
         return joining.joined(dataset, times)
@@ -219,6 +223,8 @@ class Engine:
     def dataset_opened(self, spec: Any) -> None:
         """Keras's loop has made the dataset that it goes through next, of batches with this spec (Keras 2)."""
         data.refuse_unbatched(self.model, spec)
+        if self.phase == "train":
+            self.waiting.begin_epoch()
         self.build(generation.keras_tensors(spec))
 
     def build(self, spec: Any) -> None:

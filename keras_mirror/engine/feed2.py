@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,29 @@ if TYPE_CHECKING:
 _KERAS_BATCH_SIZE = 32
 
 
+@dataclasses.dataclass(frozen=True)
+class Fed:
+    """What is known of the data of the running fit.
+
+    Attributes:
+        batch_size: the global batch size; None where the data doesn't tell.
+        is_per_replica: whether its batches count one replica's share.
+    """
+
+    batch_size: int | None
+    is_per_replica: bool
+
+    def tell_of_end(self) -> bool:
+        """Keras 2 says itself that data ended too early."""
+        return False
+
+
 def prepare_fit(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of fit; with batch="per_replica" batch sizes times the number of replicas."""
+    takes_batch_size = _takes_batch_size(arguments.get("x"))
     arguments = _global(engine, arguments, "batch_size", "steps_per_epoch")
+    size = arguments.get("batch_size") or (None if arguments.get("steps_per_epoch") else _KERAS_BATCH_SIZE)
+    engine.feeds(Fed(size if takes_batch_size else None, engine.batch == "per_replica"))
     if arguments.get("validation_batch_size"):
         arguments = _global(engine, arguments, "validation_batch_size", "validation_steps")
     return arguments

@@ -346,7 +346,8 @@ def _apply_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     def seam(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         step: Step = gate.current()
         if step is None:
-            return original(self, grads_and_vars, *args, **kwargs)
+            with _updating():
+                return original(self, grads_and_vars, *args, **kwargs)
         pairs = list(grads_and_vars)
         # The gradients are reduced; whoever calls from within an update must be told so too.
         kwargs["experimental_aggregate_gradients"] = False
@@ -355,11 +356,35 @@ def _apply_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(optimizer, _nadam.Nadam):
                 # It counts in Python while it is traced, and one device traces it twice.
                 optimizer._u_product_counter = 1 + len(pairs)
-            return original(optimizer, list(zip(grads, variables, strict=True)), *args[:1], **kwargs)
+            with _updating():
+                return original(optimizer, list(zip(grads, variables, strict=True)), *args[:1], **kwargs)
 
         return step.apply(apply, self, [g for g, _ in pairs], [v for _, v in pairs])
 
     return seam
+
+
+_here = threading.local()
+_lock = threading.Lock()
+_updates: list[int] = []
+
+
+@contextlib.contextmanager
+def _updating() -> Iterator[None]:
+    _here.depth = getattr(_here, "depth", 0) + 1
+    with _lock:
+        _updates.append(1)
+    try:
+        yield
+    finally:
+        _here.depth -= 1
+        with _lock:
+            _updates.pop()
+
+
+def is_updating() -> bool:
+    """Whether an optimizer's update runs in this thread, or across replicas while the replicas' threads wait inside theirs."""
+    return getattr(_here, "depth", 0) > 0 or (bool(_updates) and tf.distribute.in_cross_replica_context())
 
 
 def _prepare(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -436,7 +461,6 @@ def strangers(optimizer: Any, variables: list[Any]) -> list[str]:
 
 
 _built: weakref.WeakSet[Any] = weakref.WeakSet()
-_waiting = threading.local()
 
 
 def is_optimizer_built(optimizer: Any) -> bool:
