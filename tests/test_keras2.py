@@ -143,7 +143,7 @@ def test_jit_compile_is_said_to_be_left_out() -> None:
     model.fit(X, Y, verbose=0)
 
 
-FACTORS = [1.0, 1.5, 2.0, 2.5, 3.0, 3.0]  # Four updates from 1 to 3: at t the factor is 1 + t / 2.
+FACTORS = [1.0, 5 / 3, 7 / 3, 3.0, 3.0, 3.0]  # Four updates from 1 to 3.
 
 
 @pytest.mark.parametrize("family", ["current", "legacy"])
