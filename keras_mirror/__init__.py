@@ -51,6 +51,7 @@ def __getattr__(name: str) -> Any:
     from keras_mirror import requirements
 
     requirements.check()
+    requirements.check_has(name)
     return getattr(importlib.import_module(home), name)
 
 

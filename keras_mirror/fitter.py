@@ -7,14 +7,14 @@ import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
 from keras_mirror import precision as precision_switch
-from keras_mirror import replicas
+from keras_mirror import replicas, requirements
 from keras_mirror.engine.core import Engine, engine_of
-from keras_mirror.seams import keras3
+from keras_mirror.seams import generation
 from keras_mirror.seams import tensorflow as tf_seams
+from keras_mirror.seams.stack import keras
 
 if TYPE_CHECKING:
     from keras_mirror.engine.precision import LossScaling
@@ -161,7 +161,9 @@ class MirroredFitter:
         Raises:
             RuntimeError: called before `compile`.
             ValueError: the factory returned the same model again instead of a new one.
+            NotImplementedError: on Keras 2.
         """
+        requirements.check_has("verify")
         from keras_mirror import verify
 
         return verify.verify(self, x, y, sample_weight=sample_weight, batch_size=batch_size, steps=steps)
@@ -254,9 +256,9 @@ def _check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
             f"MirroredFitter: model_factory returned the model {model.name!r}, which another MirroredFitter holds already.\n"
             "Build a new model in the function: each call needs its own."
         )
-    outside = [v for v in model.variables if tf_seams.owner_of(keras3.raw_variable(v)) is not strategy]
-    if outside or keras3.created_under(model) is not strategy:
-        what = f"its variable {outside[0].path!r}" if outside else "the model object"
+    outside = [v for v in generation.model_variables(model) if tf_seams.owner_of(generation.raw_variable(v)) is not strategy]
+    if outside or generation.created_under(model) is not strategy:
+        what = f"its variable {generation.variable_path(outside[0])!r}" if outside else "the model object"
         raise ValueError(
             f"MirroredFitter: the model {model.name!r} isn't wholly built by model_factory: {what} was made before it.\n"
             "Move the construction of every layer (a pretrained base too) into the function, so that its variables are made"

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
 from keras_mirror import replicas
 from keras_mirror.engine.core import engine_of
+from keras_mirror.seams.stack import keras
 
 if TYPE_CHECKING:
     from keras_mirror.engine.precision import LossScaling

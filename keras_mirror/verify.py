@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_mirror.engine import data, precision
 from keras_mirror.engine.core import engine_of
-from keras_mirror.seams import keras3, loss_scale
+from keras_mirror.seams import generation, loss_scale
+from keras_mirror.seams.stack import keras
 
 if TYPE_CHECKING:
     from keras_mirror.fitter import MirroredFitter
@@ -160,7 +160,7 @@ def _tolerance(model: keras.Model, batch_size: int, steps: int, measured: float)
     error, and an optimizer that divides by a small number amplifies it. The last part isn't known beforehand, so it is
     measured on one device: the same batches, their rows in reverse.
     """
-    kinds = {keras.backend.standardize_dtype(layer.compute_dtype) for layer in keras3.sublayers(model)}
+    kinds = {keras.backend.standardize_dtype(layer.compute_dtype) for layer in generation.sublayers(model)}
     names = [k for k in kinds if k in ("float16", "bfloat16", "float32", "float64")]
     epsilon, name = max((float(tf.experimental.numpy.finfo(tf.as_dtype(n).as_numpy_dtype).eps), n) for n in names or ["float32"])
     floor = epsilon * math.sqrt(batch_size) * steps
@@ -185,7 +185,7 @@ def _state_of(model: keras.Model) -> _State:
     engine = engine_of(model)
     if engine is not None:
         engine.settle()
-    optimizers = {n: [v.numpy() for v in o.variables] for n, o in vars(model).items() if keras3.is_optimizer(o) and o.built}
+    optimizers = {n: [v.numpy() for v in o.variables] for n, o in vars(model).items() if generation.is_optimizer(o) and o.built}
     return _State(model.get_weights(), optimizers)
 
 
@@ -208,11 +208,11 @@ class _Copy:
 
         factory: Callable[[], keras.Model] = vars(fitter)["_factory"]
         live = fitter.model
-        random_state = keras3.save_random_state()
+        random_state = generation.save_random_state()
         try:
             model = home.build(factory, strategy, vars(fitter)["_precision"])
         finally:
-            keras3.restore_random_state(random_state)
+            generation.restore_random_state(random_state)
         if model is live or engine_of(model) is not None:
             raise ValueError(
                 "verify: model_factory returned the same model again, expected a new one.\n"
@@ -231,11 +231,11 @@ class _Copy:
         if live_engine.compile_arguments is not None:
             args, kwargs = _renewed(live_engine.compile_arguments)
             model.compile(*args, **kwargs)
-        self._spec = keras3.keras_tensors(batches[0])
+        self._spec = generation.keras_tensors(batches[0])
         self._build(strategy, batches)
         if strategy is None and live_engine.loss_scales and precision.scale_where_needed(model):
             # Where only layers are in float16 it is the engine that put a LossScaleOptimizer around the live optimizer.
-            keras3.build_optimizer(model.optimizer, model.trainable_variables)
+            generation.build_optimizer(model.optimizer, model.trainable_variables)
         _switch_off_draws(model, notes)
         if fitter.num_replicas > 1:
             _synchronise(model, notes)
@@ -246,8 +246,8 @@ class _Copy:
             engine = engine_of(self.model)
             if engine is not None:
                 engine.build(self._spec)
-        elif not keras3.has_own_step(self.model, "train_step"):
-            keras3.symbolic_build(self.model, self._spec)
+        elif not generation.has_own_step(self.model, "train_step"):
+            generation.symbolic_build(self.model, self._spec)
         else:
             self.model.fit(_dataset(batches[:1]), epochs=1, shuffle=False, verbose=0)
 
@@ -256,13 +256,13 @@ class _Copy:
 
     def iterations(self) -> list[int]:
         """The updates that each optimizer made."""
-        return [int(o.iterations) for o in vars(self.model).values() if keras3.is_optimizer(o) and o.built]
+        return [int(o.iterations) for o in vars(self.model).values() if generation.is_optimizer(o) and o.built]
 
     def start_from(self, state: _State) -> None:
         """Sets weights and optimizer state; an optimizer of which the state says nothing starts from zeros."""
         self.model.set_weights(state.weights)
         for name, optimizer in vars(self.model).items():
-            if not keras3.is_optimizer(optimizer):
+            if not generation.is_optimizer(optimizer):
                 continue
             values = state.optimizers.get(name)
             if values is None:
@@ -284,7 +284,7 @@ class _Copy:
         history = self.model.fit(_dataset(batches), epochs=1, shuffle=False, verbose=0)
         variables = {f"{i}:{v.path}": v.numpy() for i, v in enumerate(self.model.weights)}
         for name, optimizer in vars(self.model).items():
-            if keras3.is_optimizer(optimizer):
+            if generation.is_optimizer(optimizer):
                 variables.update({f"{name}:{i}:{v.path}": v.numpy() for i, v in enumerate(optimizer.variables)})
         logs = {name: float(values[-1]) for name, values in history.history.items()}
         return _Run(logs, self.model.get_weights(), variables)
@@ -293,7 +293,7 @@ class _Copy:
 def _fresh_values(optimizer: Any) -> list[np.ndarray]:
     """The values that the optimizer's variables have before the first update."""
     fresh = type(optimizer).from_config(optimizer.get_config())
-    fresh.build(keras3.optimizer_variables_of(optimizer))
+    fresh.build(generation.optimizer_variables_of(optimizer))
     return [v.numpy() for v in fresh.variables]
 
 
@@ -301,7 +301,7 @@ def _renewed(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
     """Compile's arguments with optimizers and metrics made anew from their configs."""
 
     def one(value: Any) -> Any:
-        if keras3.is_optimizer(value) or isinstance(value, keras.metrics.Metric):
+        if generation.is_optimizer(value) or isinstance(value, keras.metrics.Metric):
             return type(value).from_config(value.get_config())
         return value
 
@@ -310,7 +310,7 @@ def _renewed(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
 
 def _batches(x: Any, y: Any, sample_weight: Any, batch_size: int, steps: int) -> list[Any]:
     given = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size, "shuffle": False}
-    adapter = keras3.data_adapter(**{name: value for name, value in given.items() if value is not None})
+    adapter = generation.data_adapter(**{name: value for name, value in given.items() if value is not None})
     dataset = adapter.get_tf_dataset()
     found = [data.without_optionals(batch) for batch in dataset.repeat().take(steps)]
     if not found:
@@ -361,8 +361,8 @@ def _difference(a: np.ndarray, b: np.ndarray) -> float:
 def _switch_off_draws(model: keras.Model, notes: list[str]) -> None:
     """Turns off dropout and noise in a copy; names the layers that draw and can't be turned off."""
     off, drawing = [], []
-    for layer in keras3.sublayers(model):
-        if not keras3.draws_at_random(layer):
+    for layer in generation.sublayers(model):
+        if not generation.draws_at_random(layer):
             continue
         for name in ("rate", "stddev"):
             if isinstance(getattr(layer, name, None), float):
@@ -382,7 +382,7 @@ def _switch_off_draws(model: keras.Model, notes: list[str]) -> None:
 def _synchronise(model: keras.Model, notes: list[str]) -> None:
     """Synchronises BatchNormalization in a copy; without that its statistics are a share's, not the batch's."""
     changed = []
-    for layer in keras3.sublayers(model):
+    for layer in generation.sublayers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
             layer.synchronized = True
             changed.append(layer.name)

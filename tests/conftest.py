@@ -6,9 +6,9 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
-import keras
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from stack import clear_session, keras
 
 from keras_mirror import replicas
 
@@ -36,4 +36,4 @@ def _keras_globals():
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
     # It collects garbage by default, which after every test took more time than the tests do.
-    keras.backend.clear_session(free_memory=next(_tests) % 40 == 0)
+    clear_session(collect=next(_tests) % 40 == 0)

@@ -53,7 +53,8 @@ def test_without_keras_the_extra_to_install_is_named(installed):
         ({"tensorflow": "2.17.1", "keras": "3.15.1"}, "found TensorFlow 2.17.1, expected 2.18 to 2.21"),
         ({"tensorflow": "2.22.0-dev20260301", "keras": "3.15.1"}, "found TensorFlow 2.22.0-dev20260301, expected 2.18 to 2.21"),
         ({"tensorflow": "2.21.0", "keras": "3.9.2"}, "found Keras 3.9.2, expected 3.10 or newer"),
-        ({"tensorflow": "2.15.0", "keras": "2.15.0"}, "found Keras 2.15.0, expected 3.10 or newer"),
+        ({"tensorflow": "2.14.0", "keras": "2.14.0"}, "found Keras 2.14.0, expected 3.10 or newer"),
+        ({"tensorflow": "2.16.1", "keras": "2.15.0"}, "found TensorFlow 2.16.1, expected 2.15 to 2.15"),
     ],
 )
 def test_an_unsupported_version_is_named_with_the_supported_ones(installed, versions, found):

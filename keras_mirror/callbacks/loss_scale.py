@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from keras_mirror.engine.precision import LossScaling
 from keras_mirror.precision import loss_scaling
+from keras_mirror.seams.stack import keras
 
 
 class LossScaleMonitor(keras.callbacks.Callback):

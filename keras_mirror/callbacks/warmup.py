@@ -7,12 +7,11 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from keras_mirror import notices
 from keras_mirror.callbacks import curve
 from keras_mirror.engine.core import Engine, engine_of
-from keras_mirror.seams import keras3, learning_rate
+from keras_mirror.seams import generation, learning_rate
+from keras_mirror.seams.stack import keras
 
 _RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt}
 _EPOCHS = 5
@@ -200,7 +199,7 @@ class LinearScalingWarmup(keras.callbacks.Callback):
         plans = []
         for name, optimizer in _optimizers(model).items():
             factors = self._curve(optimizer, engine, steps_per_epoch, batch_size, per_replica)
-            updates = max(epochs * steps_per_epoch // keras3.accumulation_steps(optimizer), 1)
+            updates = max(epochs * steps_per_epoch // generation.accumulation_steps(optimizer), 1)
 
             def base(update: int, optimizer: Any = optimizer) -> float:
                 return learning_rate.base_rate_at(optimizer, update)
@@ -213,7 +212,7 @@ class LinearScalingWarmup(keras.callbacks.Callback):
     def _curve(
         self, optimizer: Any, engine: Engine | None, steps: int | None, batch_size: int | None, per_replica: bool
     ) -> curve.Curve:
-        accumulation = keras3.accumulation_steps(optimizer)
+        accumulation = generation.accumulation_steps(optimizer)
         ratio = self._ratio(engine, batch_size, per_replica, accumulation)
         k = self.rule(ratio)
         if isinstance(k, bool) or not isinstance(k, numbers.Real) or not 0 < k < math.inf:
@@ -288,7 +287,7 @@ class LinearScalingWarmup(keras.callbacks.Callback):
         if attachment is None or not steps or not epochs:
             return
         for (name, factors), rate in zip(self._curves.items(), attachment.rates, strict=True):
-            accumulation = keras3.accumulation_steps(rate.optimizer)
+            accumulation = generation.accumulation_steps(rate.optimizer)
             last = rate.updates_done + (epochs - first_epoch) * steps // accumulation
             if last < factors.updates:
                 notices.warn(

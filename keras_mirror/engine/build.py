@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mirror.seams import gate, keras3
+from keras_mirror.seams import gate, generation
 
 
 class BuildStep:
@@ -16,13 +16,13 @@ class BuildStep:
     local_index = 0
 
     def gradient(self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *_: Any, **__: Any) -> Any:
-        if not any(keras3.is_variable(source) for source in tf.nest.flatten(sources)):
+        if not any(generation.is_variable(source) for source in tf.nest.flatten(sources)):
             return original(tape, target, sources, *_, **__)
         return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
 
     def apply(self, original: Callable[..., Any], instance: Any, grads: Any, trainable_variables: Any = None) -> None:
         if trainable_variables is not None:
-            keras3.build_optimizer(instance, list(trainable_variables))
+            generation.build_optimizer(instance, list(trainable_variables))
 
     def __getattr__(self, hook: str) -> Callable[..., Any]:
         if hook not in vars(gate.Hooks):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_mirror import notices
 from keras_mirror.engine import data
-from keras_mirror.seams import data3, keras3
+from keras_mirror.seams import data_seams, generation
+from keras_mirror.seams.stack import keras
 
 if TYPE_CHECKING:
     from keras_mirror.engine.step import Step
@@ -78,7 +78,7 @@ def labels(step: Step, loss: Any, y_true: Any, y_pred: Any) -> Any:
     Raises:
         ValueError: run eagerly, there is a label of no class; else the compiled call raises it, see `feed.own_errors`.
     """
-    known = data3.class_labels(loss, y_pred) if tf.is_tensor(y_pred) else None
+    known = data_seams.class_labels(loss, y_pred) if tf.is_tensor(y_pred) else None
     if known is None or not isinstance(y_true, tf.Tensor) or not (y_true.dtype.is_integer or y_true.dtype.is_floating):
         return y_true
     classes, ignored = known
@@ -128,7 +128,7 @@ def _parts(batch: Any) -> list[Any]:
 
 
 def _targets(batch: Any) -> Any:
-    return keras3.unpack(batch)[1] if isinstance(batch, (tuple, list)) and 2 <= len(batch) <= 3 else None
+    return generation.unpack(batch)[1] if isinstance(batch, (tuple, list)) and 2 <= len(batch) <= 3 else None
 
 
 def _floating(targets: Any) -> list[Any]:

@@ -6,16 +6,22 @@ import functools
 import random
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
 from keras_mirror import notices
-from keras_mirror.engine import checks, data, feed, loop, measure, precision, resume, state, waiting
+from keras_mirror.engine import checks, data, joining, loop, measure, precision, resume, state, waiting
 from keras_mirror.engine.build import BuildStep
-from keras_mirror.seams import gate, install, keras3, learning_rate, loss_scale
+from keras_mirror.seams import generation, install, learning_rate, loss_scale, stack
 from keras_mirror.seams import tensorflow as tf_seams
+from keras_mirror.seams.stack import keras
+
+if TYPE_CHECKING:
+    from keras_mirror.engine import feed
+else:
+    # What is given to fit goes through the adapters of Keras 3, or through the data handler of Keras 2.
+    feed = stack.choose("keras_mirror.engine.feed", "keras_mirror.engine.feed2")
 
 ATTRIBUTE = "_keras_mirror_engine"
 
@@ -95,8 +101,7 @@ class Engine:
             }
         )
         model.train_function = model.test_function = model.predict_function = None
-        # With the default strategy Keras's loop delivers whole global batches, whatever scope fit is called in.
-        keras3.use_strategy(model, _default_strategy())
+        generation.feed_whole_batches(model, _default_strategy(), self)
         precision.scale_where_needed(model)
         self.adopt()
         self.restart_accumulation()
@@ -114,35 +119,34 @@ class Engine:
         Raises:
             ValueError: an optimizer was built for variables of another model.
         """
-        found = [*self._optimizers(), *(o for o in keras.tree.flatten(more) if keras3.is_optimizer(o))]
-        known = {id(v) for v in self.model.variables}
+        found = [*self._optimizers(), *(o for o in keras.tree.flatten(more) if generation.is_optimizer(o))]
         for optimizer in _with_inner(found):
-            strangers = [v for v in keras3.optimizer_variables_of(optimizer) if id(v) not in known]
+            strangers = generation.strangers(optimizer, generation.model_variables(self.model))
             if strangers and self.model.built:
                 raise ValueError(
                     f"compile: the optimizer {optimizer.name!r} ({type(optimizer).__name__}) was already used to train"
-                    f" another model (it holds state for {_path(strangers[0])!r}).\n"
+                    f" another model (it holds state for {strangers[0]!r}).\n"
                     "An optimizer belongs to one model: pass a new one, e.g."
                     f" {type(optimizer).__name__}.from_config(optimizer.get_config())."
                 )
             self._refuse_of_another_strategy("optimizer", optimizer)
-            for variable in optimizer.variables:
-                keras3.move_into(variable, self.strategy)
-                tf_seams.make_local(keras3.raw_variable(variable))
-            keras3.bind_optimizer(optimizer, self.strategy)
+            generation.move_into(optimizer, self.strategy)
+            for variable in generation.optimizer_variables(optimizer):
+                tf_seams.make_local(generation.raw_variable(variable))
+            generation.bind_optimizer(optimizer, self.strategy)
         self.loss_scales.adopt(_with_inner(found))
-        for variable in self.model.trainable_variables:
-            tf_seams.make_local(keras3.raw_variable(variable))
+        for variable in generation.model_variables(self.model, "trainable_variables"):
+            tf_seams.make_local(generation.raw_variable(variable))
         metrics = [m for m in keras.tree.flatten(more) if isinstance(m, keras.metrics.Metric)]
         for metric in [*metrics, *self._metrics()]:
             self._refuse_of_another_strategy("metric", metric)
-            for variable in metric.variables:
-                keras3.move_into(variable, self.strategy)
-        keras3.observe_results(_with_parts(self._metrics()))
+            generation.move_into(metric, self.strategy)
+        generation.observe_results(_with_parts([*self._metrics(), *generation.hidden_metrics(self.model)]))
 
     def _refuse_of_another_strategy(self, kind: str, owner: Any) -> None:
-        for variable in owner.variables:
-            if tf_seams.owner_of(keras3.raw_variable(variable)) not in (None, self.strategy):
+        variables = generation.optimizer_variables(owner) if kind == "optimizer" else owner.variables
+        for variable in variables:
+            if tf_seams.owner_of(generation.raw_variable(variable)) not in (None, self.strategy):
                 raise ValueError(
                     f"compile: the {kind} {owner.name!r} ({type(owner).__name__}) belongs to a model on other replicas.\n"
                     f"One {kind} can't serve two strategies: pass a new one, e.g."
@@ -150,39 +154,40 @@ class Engine:
                 )
 
     def _optimizers(self) -> list[Any]:
-        return keras3.held_optimizers(self.model)
+        return generation.held_optimizers(self.model)
 
     def _metrics(self) -> list[Any]:
         try:
             return list(self.model.metrics)
         except AttributeError:
             # Keras's GAN example has a `metrics` property that reads what only its compile() sets.
-            if self.model.compiled:
+            if generation.is_compiled(self.model):
                 raise
             return []
 
     def metric_variables(self) -> list[Any]:
         """Every variable of every metric of the model, once."""
-        return list({id(v): v for v in self.model.metrics_variables}.values())
+        return list({id(v): v for v in generation.metric_variables(self.model)}.values())
 
     def state_written(self, written: Iterable[Any]) -> list[Any]:
         """Those of the written variables that belong to the model's state: no metric, no seed, no optimizer variable."""
-        skip = {id(v) for v in self.metric_variables()}
+        raw = generation.raw_variable
+        skip = {id(raw(v)) for v in self.metric_variables()}
         for optimizer in _with_inner(self._optimizers()):
-            skip.update(id(v) for v in optimizer.variables)
-        mine = {id(v): v for v in self.model.variables}
+            skip.update(id(raw(v)) for v in generation.optimizer_variables(optimizer))
+        mine = {id(raw(v)) for v in generation.model_variables(self.model)}
         return [
             v
             for v in written
-            if id(v) in mine
-            and id(v) not in skip
-            and not keras3.is_seed_state(v)
-            and tf_seams.is_distributed(keras3.raw_variable(v))
+            if id(raw(v)) in mine
+            and id(raw(v)) not in skip
+            and not generation.is_seed_state(v)
+            and tf_seams.is_distributed(raw(v))
         ]
 
     def guarded_state(self) -> list[Any]:
         """What a forward pass may write and mustn't take up from a batch that isn't finite; only where the loss is scaled."""
-        return self.state_written(self.model.non_trainable_variables) if self.loss_scales else []
+        return self.state_written(generation.model_variables(self.model, "non_trainable_variables")) if self.loss_scales else []
 
     # -- building
 
@@ -197,15 +202,30 @@ class Engine:
             self._steps_per_epoch[f"{self.phase}_step"] = iterator.steps_per_epoch
             self._steps_done[f"{self.phase}_step"] = 0
             try:
-                raw = keras3.epoch_dataset(iterator).element_spec
+                raw = generation.epoch_dataset(iterator).element_spec
                 data.refuse_unbatched(self.model, raw)
-                spec = keras3.keras_tensors(raw)
-            except keras3.UnknownRank:
-                spec = keras3.keras_tensors(keras3.example_batch(iterator))
+                spec = generation.keras_tensors(raw)
+            except generation.UnknownRank:
+                spec = generation.keras_tensors(generation.example_batch(iterator))
         else:
             self._steps_per_epoch.pop(f"{self.phase}_step", None)
-            spec = keras3.keras_tensors(data_batch)
+            spec = generation.keras_tensors(data_batch)
         self.build(spec)
+
+    def feeds(self, fed: Any) -> None:
+        """What the running fit is fed with (Keras 2)."""
+        self._adapter = fed
+
+    def join(self, dataset: tf.data.Dataset, times: int) -> tf.data.Dataset:
+        """A dataset whose batches are `times` consecutive ones each."""
+        return joining.joined(dataset, times)
+
+    def dataset_opened(self, spec: Any) -> None:
+        """Keras's loop has made the dataset that it goes through next, of batches with this spec (Keras 2)."""
+        data.refuse_unbatched(self.model, spec)
+        if self.phase == "train":
+            self.waiting.begin_epoch()
+        self.build(generation.keras_tensors(spec))
 
     def build(self, spec: Any) -> None:
         """Creates every variable before anything is traced: layers, losses, metrics, optimizers.
@@ -215,25 +235,27 @@ class Engine:
         """
         phase = self.phase
         step_name = f"{phase}_step"
-        own = keras3.has_own_step(self.model, step_name)
-        with self.strategy.scope(), keras3.dtype_policy(self.policy):
-            if not keras3.is_built(self.model):
+        own = generation.has_own_step(self.model, step_name)
+        with self.strategy.scope(), generation.dtype_policy(self.policy):
+            if not generation.is_built(self.model):
                 try:
-                    if phase == "predict" and self.model.compiled:
+                    if phase == "predict" and generation.is_compiled(self.model):
                         # There are no targets, from which losses and metrics would be built.
-                        keras3.trace_symbolically(self.model, keras3.unpack(spec)[0])
+                        generation.trace_symbolically(self.model, generation.unpack(spec)[0])
                     else:
-                        keras3.symbolic_build(self.model, spec)
+                        generation.symbolic_build(self.model, spec)
                 except Exception:
                     # A model with its own step may have no call() at all; its step is traced below.
                     if not own:
                         raise
                 # A layer that was made just now may be the first one in float16.
                 if precision.scale_where_needed(self.model) and phase != "predict":
-                    keras3.build_optimizer(self.model.optimizer, self.model.trainable_variables)
+                    trainable = generation.model_variables(self.model, "trainable_variables")
+                    generation.build_optimizer(self.model.optimizer, trainable)
             if own and step_name not in self._traced_steps:
                 self._traced_steps.add(step_name)
                 self._trace_own_step(step_name, spec)
+        generation.check_model(self.model, self.replicas)
         self.adopt()
         self._warn_of_half_precision()
 
@@ -252,7 +274,7 @@ class Engine:
         Keras counts an execution as `steps_per_execution` steps, and trains too long where the two don't divide.
         """
         cursor = self.cursor if step_name == "train_step" else None
-        due = int(self.model.steps_per_execution)
+        due = generation.steps_per_execution(self.model)
         if cursor is not None:
             due = cursor.limit(due)
         total = self._steps_per_epoch.get(step_name)
@@ -278,10 +300,8 @@ class Engine:
             self.model.stop_training = True
 
     def _trace_own_step(self, name: str, spec: Any) -> None:
-        step = getattr(self.model, name)
         try:
-            with gate.entered(BuildStep()):
-                keras3.trace_symbolically(step, spec)
+            generation.trace_step(self.strategy, BuildStep, self.model, name, spec)
         except Exception:
             # Placeholders don't suit every step; the real trace will report what is really wrong.
             return
@@ -306,7 +326,7 @@ class Engine:
             seed = random.randrange(2**31) if self.seed is None else self.seed
             random.setstate(state)
             with tf.init_scope(), self.strategy.scope():
-                self._seeds = keras3.new_seed_generator(seed)
+                self._seeds = generation.new_seed_generator(seed)
         return self._seeds
 
     @property
@@ -342,7 +362,7 @@ class Engine:
         return result
 
     def _warn_of_jit(self) -> None:
-        if self.replicas > 1 and keras3.wants_jit(self.model):
+        if self.replicas > 1 and generation.wants_jit(self.model):
             notices.warn(
                 "compile: jit_compile=True was given, but XLA can't compile a step that communicates between replicas;"
                 " this version of keras_mirror trains without XLA, with equal results."
@@ -357,7 +377,7 @@ class Engine:
 
     def warn_of_unscaled_half(self, optimizer: Any) -> None:
         """Called where a train_step of the user's applies an optimizer: says once if it trains float16 layers unscaled."""
-        plain = not loss_scale.is_loss_scaled(optimizer) and not optimizer.loss_scale_factor
+        plain = generation.is_unscaled(optimizer)
         if plain and loss_scale.auto_scales(self.model) and precision.computes_in_half(self.model):
             self.loss_scales.warn_of_plain(optimizer)
 
@@ -366,7 +386,7 @@ class Engine:
         self.global_seeds()
         self.targets.forget()
         self.waiting.warned = False
-        if not keras3.has_own_loop(self.model, "fit"):
+        if not generation.has_own_loop(self.model, "fit"):
             arguments = data.named(original, args, kwargs)
             self._epochs = arguments.get("epochs", 1) - (arguments.get("initial_epoch") or 0)
             args, kwargs = (), feed.prepare_fit(self, arguments)
@@ -385,7 +405,7 @@ class Engine:
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("evaluate")
         self.global_seeds()
-        if not keras3.has_own_loop(self.model, "evaluate"):
+        if not generation.has_own_loop(self.model, "evaluate"):
             args, kwargs = (), feed.prepare(self, "evaluate", data.named(original, args, kwargs))
         with feed.own_errors(self):
             return self._in_phase("test", original, *args, **kwargs)
@@ -393,7 +413,7 @@ class Engine:
     def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("predict")
         self.global_seeds()
-        if not keras3.has_own_loop(self.model, "predict"):
+        if not generation.has_own_loop(self.model, "predict"):
             args, kwargs = (), feed.prepare(self, "predict", data.named(original, args, kwargs))
         with feed.own_errors(self), feed.at_least_one_batch():
             return self._in_phase("predict", original, *args, **kwargs)
@@ -402,13 +422,13 @@ class Engine:
         self._refuse_foreign_scope(original.__name__)
         self.global_seeds()
         phase = "train" if original.__name__ == "train_on_batch" else "test"
-        with feed.own_errors(self):
+        with feed.own_errors(self), feed.single_batches(self):
             return self._in_phase(phase, original, *args, **kwargs)
 
     def _predict_on_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._refuse_foreign_scope("predict_on_batch")
         self.global_seeds()
-        with feed.own_errors(self):
+        with feed.own_errors(self), feed.single_batches(self):
             return self._in_phase("predict", original, *args, **kwargs)
 
     def _get_compile_config(self, original: Callable[..., Any]) -> Any:
@@ -419,8 +439,8 @@ class Engine:
         self.settle()
         config = original()
         optimizer = getattr(self.model, "optimizer", None)
-        if config and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            config = {**config, "optimizer": keras3.serialize(optimizer)}
+        if config and loss_scale.is_loss_scaled(optimizer):
+            config = {**config, "optimizer": generation.serialize(optimizer)}
         return config
 
     def _save_weights(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -435,12 +455,12 @@ class Engine:
     def restart_accumulation(self) -> None:
         """Leaves accumulated gradients that were just written to every replica (by a load) on the first one alone."""
         if self.accumulates_locally:
-            state.keep_first(self.strategy, keras3.accumulators(self.model.optimizer))
+            state.keep_first(self.strategy, generation.accumulators(self.model.optimizer))
 
     def settle(self) -> None:
         """Gives replica 0 the sum of the gradients that replicas accumulated, so that what is saved is one device's state."""
         if self.accumulates_locally and self.settles:
-            state.settle(self.strategy, keras3.accumulators(self.model.optimizer))
+            state.settle(self.strategy, generation.accumulators(self.model.optimizer))
 
     @property
     def accumulates_locally(self) -> bool:
@@ -453,8 +473,8 @@ class Engine:
         return (
             self.replicas > 1
             and optimizer is not None
-            and keras3.accumulation_steps(optimizer) > 1
-            and not keras3.has_own_step(self.model, "train_step")
+            and generation.accumulation_steps(optimizer) > 1
+            and not generation.has_own_step(self.model, "train_step")
         )
 
     def _refuse_foreign_scope(self, call: str) -> None:
@@ -495,7 +515,7 @@ def _with_inner(optimizers: Iterable[Any]) -> list[Any]:
         optimizer = queue.pop()
         if id(optimizer) not in out:
             out[id(optimizer)] = optimizer
-            queue.extend(keras3.held_optimizers(optimizer))
+            queue.extend(generation.held_optimizers(optimizer))
     return list(out.values())
 
 
@@ -503,9 +523,5 @@ def _with_parts(metrics: Iterable[Any]) -> list[Any]:
     out: list[Any] = []
     for metric in metrics:
         out.append(metric)
-        out.extend(_with_parts(keras3.metric_parts(metric)))
+        out.extend(_with_parts(generation.metric_parts(metric)))
     return out
-
-
-def _path(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or getattr(variable, "name", repr(variable)))

@@ -8,12 +8,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_mirror.engine import in_place
-from keras_mirror.seams import data3, keras3
+from keras_mirror.seams import data_seams, generation
+from keras_mirror.seams.stack import keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +50,8 @@ def refuse_unbatched(model: keras.Model, batch: Any) -> None:
     leaves = [v for v in keras.tree.flatten(batch) if isinstance(v, (tf.TensorSpec, tf.Tensor)) and v.shape.rank is not None]
     if leaves and all(leaf.shape.rank == 0 for leaf in leaves):
         raise ValueError(_UNBATCHED)
-    given = keras.tree.flatten(keras3.unpack(batch)[0] if isinstance(batch, tuple) else batch)
-    for leaf, want in zip(given, keras3.model_inputs(model), strict=False):
+    given = keras.tree.flatten(generation.unpack(batch)[0] if isinstance(batch, tuple) else batch)
+    for leaf, want in zip(given, generation.model_inputs(model), strict=False):
         if isinstance(leaf, (tf.TensorSpec, tf.Tensor)) and leaf.shape.rank == len(want.shape) - 1:
             one = tuple(leaf.shape)
             if one == tuple(want.shape[1:]) and None not in one:
@@ -259,7 +259,7 @@ def array_dataset(
 
     chosen = _passes(order, examples, batch_size, empty_batch, first)
     if small:
-        held = tf.data.Dataset.from_tensors(tuple(data3.to_gather_from(leaves[i]) for i in small)).repeat()
+        held = tf.data.Dataset.from_tensors(tuple(data_seams.to_gather_from(leaves[i]) for i in small)).repeat()
         dataset = tf.data.Dataset.zip((chosen, held)).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
     else:
         dataset = chosen.map(lambda *rows: batch(rows), num_parallel_calls=tf.data.AUTOTUNE)
@@ -289,9 +289,9 @@ def _passes(order: ArrayOrder | None, examples: int, batch_size: int, empty_batc
 
 
 def _gathered(value: Any, first: Any, stop: Any = None) -> Any:
-    """Rows of what `data3.to_gather_from` returned: those at the indices `first`, or from `first` to `stop`."""
-    if data3.is_sparse_wrapper(value):
-        return data3.gather_sparse(value, first if stop is None else tf.range(first, stop))
+    """Rows of what `data_seams.to_gather_from` returned: those at the indices `first`, or from `first` to `stop`."""
+    if data_seams.is_sparse_wrapper(value):
+        return data_seams.gather_sparse(value, first if stop is None else tf.range(first, stop))
     return tf.gather(value, first, axis=0) if stop is None else value[first:stop]
 
 

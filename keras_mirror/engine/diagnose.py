@@ -7,14 +7,14 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_mirror.engine import data
 from keras_mirror.engine.build import BuildStep
 from keras_mirror.engine.precision import Counts
-from keras_mirror.seams import gate, keras3
+from keras_mirror.seams import gate, generation, loss_scale
+from keras_mirror.seams.stack import keras
 
 if TYPE_CHECKING:
     from keras_mirror.engine.core import Engine
@@ -44,11 +44,12 @@ def stop_if_hopeless(engine: Engine, iterator: Any, last: Any = None) -> None:
     batch = _next(iterator) if last is None else last
     where = [None if batch is None else _first_bad_value(engine.model, batch), _first_bad_gradient(counts)]
     counts.start_again()
+    initial = loss_scale.initial_scale(counts.optimizer)
     raise FloatingPointError(
         f"MirroredFitter: {found.skipped_in_a_row} steps in a row were skipped, since gradients weren't finite; the loss scale"
         f" of {found.optimizer!r} has come down to {found.scale:g}, and a smaller one can't help.\n"
         + "".join(f"{each}\n" for each in where if each)
-        + f"{_CURES}\nThe weights are those of the last good step; the loss scale is {counts.optimizer.initial_scale:g} again."
+        + f"{_CURES}\nThe weights are those of the last good step; the loss scale is {initial:g} again."
     )
 
 
@@ -71,12 +72,12 @@ def _first_bad_value(model: keras.Model, batch: Any) -> str | None:
     """Says which part of the batch, or which layer's output, is the first that isn't finite; None where all of it is."""
     batch = data.without_optionals(data.first_local(batch))
     names = ("inputs", "targets", "sample weights")
-    parts = keras3.unpack(batch)
+    parts = generation.unpack(batch)
     for name, part in zip(names, parts, strict=True):
         if not _finite(part):
             return f"The {name} of the batch that was looked at hold NaN or inf themselves."
     seen: list[keras.layers.Layer] = []
-    with _watched(model, seen), gate.entered(BuildStep()), keras3.stateless(), tf.init_scope():
+    with _watched(model, seen), gate.entered(BuildStep()), generation.stateless(model), tf.init_scope():
         try:
             model(parts[0], training=True)
         except Exception:
@@ -85,15 +86,14 @@ def _first_bad_value(model: keras.Model, batch: Any) -> str | None:
     if not seen:
         return None
     layer = seen[0]
-    return (
-        f"In the batch that was looked at, the first layer whose output isn't finite is {layer.path!r} ({type(layer).__name__})."
-    )
+    name = generation.layer_path(layer)
+    return f"In the batch that was looked at, the first layer whose output isn't finite is {name!r} ({type(layer).__name__})."
 
 
 @contextlib.contextmanager
 def _watched(model: keras.Model, seen: list[keras.layers.Layer]) -> Iterator[None]:
     """While entered, every layer of which an output isn't finite adds itself to `seen`, inner layers before outer ones."""
-    watched = [layer for layer in keras3.sublayers(model) if "call" not in vars(layer)]
+    watched = [layer for layer in generation.sublayers(model) if "call" not in vars(layer)]
 
     def watch(layer: keras.layers.Layer) -> None:
         original = layer.call

@@ -9,12 +9,13 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
 from keras_mirror import notices
 from keras_mirror.engine import data
-from keras_mirror.seams import data3, keras3
+from keras_mirror.engine.joining import joined
+from keras_mirror.seams import data_seams, generation
+from keras_mirror.seams.stack import keras
 
 if TYPE_CHECKING:
     from keras_mirror.engine.core import Engine
@@ -24,7 +25,7 @@ _KERAS_BATCH_SIZE = 32
 _MADE_BY_PYTHON = {"generator": "generator", "pydataset": "PyDataset", "torch": "DataLoader"}
 
 
-class Feed(data3.DataAdapter):
+class Feed(data_seams.DataAdapter):
     """Stands before the adapter that Keras chose for the user's data.
 
     Args:
@@ -38,7 +39,7 @@ class Feed(data3.DataAdapter):
     def __init__(
         self, engine: Engine, adapter: Any, call: str, times: int = 1, dataset: Callable[[], tf.data.Dataset] | None = None
     ) -> None:
-        self.kind = data3.kind_of(adapter)
+        self.kind = data_seams.kind_of(adapter)
         self.is_per_replica = times > 1
         self.ended = False
         self.epochs_begun = 0
@@ -52,9 +53,9 @@ class Feed(data3.DataAdapter):
         if self.kind == "generator":
             # Keras begins every pass with the batches that it drew to learn their form, and so trains on them twice.
             rest = iter(adapter.generator())
-            data3.replace_generator(adapter, lambda: self._watched(rest))
+            data_seams.replace_generator(adapter, lambda: self._watched(rest))
         elif self.kind in _MADE_BY_PYTHON:
-            data3.wrap_passes(adapter, self._watched)
+            data_seams.wrap_passes(adapter, self._watched)
 
     def get_tf_dataset(self) -> Any:
         dataset = self._dataset()
@@ -151,7 +152,7 @@ class Feed(data3.DataAdapter):
     def _check(self, batch: Any) -> None:
         """Refuses a batch that isn't of the form of the first ones, or whose parts differ in rows."""
         where = f"{self._call}: batch {self._batches_made} of the {_MADE_BY_PYTHON[self.kind]}"
-        expected = data3.signature(self._adapter)
+        expected = data_seams.signature(self._adapter)
         try:
             keras.tree.assert_same_structure(batch, expected)
         except (ValueError, TypeError):
@@ -216,7 +217,7 @@ class _Ordered(keras.utils.PyDataset):
         self.inner.on_epoch_end()
 
 
-class _Distributed(data3.DataAdapter):
+class _Distributed(data_seams.DataAdapter):
     """A dataset that the user distributed: each replica's part is what the user gave it."""
 
     def __init__(self, dataset: Any) -> None:
@@ -243,10 +244,11 @@ def prepare_fit(engine: Engine, arguments: dict[str, Any]) -> dict[str, Any]:
     arguments = dict(arguments)
     if arguments.get("validation_split") and arguments.get("validation_data") is None:
         arrays = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
-        (x, y, weight), arguments["validation_data"] = keras3.train_validation_split(arrays, arguments.pop("validation_split"))
+        split = generation.train_validation_split(arrays, arguments.pop("validation_split"))
+        (x, y, weight), arguments["validation_data"] = split
         arguments.update(x=x, y=y, sample_weight=weight)
     if arguments.get("validation_data") is not None:
-        x, y, weight = keras3.unpack(arguments["validation_data"])
+        x, y, weight = generation.unpack(arguments["validation_data"])
         batch_size = arguments.get("validation_batch_size") or arguments.get("batch_size")
         steps = arguments.get("validation_steps")
         given = {"x": x, "y": y, "sample_weight": weight, "batch_size": batch_size, "steps_per_epoch": steps}
@@ -281,12 +283,12 @@ def _feed(engine: Engine, call: str, given: dict[str, Any], shuffle: Any = False
         first_pass: the number of the data's first pass, from which its order is drawn.
     """
     x = given["x"]
-    if keras3.is_data_adapter(x):
+    if generation.is_data_adapter(x):
         return x
     given = {name: value for name, value in given.items() if value is not None}
-    if keras3.holds_arrays(given):
+    if generation.holds_arrays(given):
         return _array_feed(engine, call, given, True if shuffle is None else shuffle, first_pass)
-    if data3.is_distributed(x):
+    if data_seams.is_distributed(x):
         return Feed(engine, _Distributed(x), call)
     ordered = None
     if isinstance(x, types.GeneratorType):
@@ -302,9 +304,9 @@ def _feed(engine: Engine, call: str, given: dict[str, Any], shuffle: Any = False
             raise ValueError(f"{call}: the generator gave no batch.\nA generator can be gone through only once: pass a new one.")
         x = _with_first(first, x)
     # Keras warns where it can't shuffle; said by fit's default that is no wish of the user's.
-    adapter = keras3.data_adapter(**{**given, "x": x, "shuffle": shuffle or False})
+    adapter = generation.data_adapter(**{**given, "x": x, "shuffle": shuffle or False})
     if ordered is not None:
-        data3.before_each_pass(adapter, ordered.begin_pass)
+        data_seams.before_each_pass(adapter, ordered.begin_pass)
     feed = Feed(engine, adapter, call, engine.batches_to_join)
     if ordered is not None:
         feed.order, feed.skip = ordered.order, functools.partial(_skip, feed, ordered)
@@ -327,8 +329,8 @@ def _array_feed(engine: Engine, call: str, given: dict[str, Any], shuffle: Any, 
             given["batch_size"] = _KERAS_BATCH_SIZE
         if given.get("batch_size"):
             given["batch_size"] *= engine.replicas
-    adapter = keras3.data_adapter(**given)
-    parts, examples, batch_size = data3.array_parts(adapter)
+    adapter = generation.data_adapter(**given)
+    parts, examples, batch_size = data_seams.array_parts(adapter)
     order = _order(engine, examples, batch_size, shuffle, first_pass) if shuffle else None
 
     def dataset(first: int = 0, order: Any = order) -> tf.data.Dataset:
@@ -354,7 +356,7 @@ def attach(engine: Engine, epoch_iterator: Any, call: str) -> None:
     """Puts a `Feed` into an iterator that Keras made without one, because the user's class has a `fit` of its own."""
     if not isinstance(epoch_iterator.data_adapter, Feed):
         adapter = epoch_iterator.data_adapter
-        data3.set_feed(epoch_iterator, Feed(engine, adapter, call, engine.batches_to_join))
+        data_seams.set_feed(epoch_iterator, Feed(engine, adapter, call, engine.batches_to_join))
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -374,6 +376,11 @@ def own_errors(engine: Engine) -> Iterator[None]:
         raise failure from None
 
 
+def single_batches(engine: Engine) -> contextlib.AbstractContextManager[Any]:
+    """Nothing to do for a batch given by itself: Keras 3 hands it to the model's functions as it is."""
+    return contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def at_least_one_batch() -> Iterator[None]:
     """Says in words what Keras's predict says by a variable that it has never set."""
@@ -385,31 +392,7 @@ def at_least_one_batch() -> Iterator[None]:
         raise
 
 
-# -- datasets ----------------------------------------------------------------------------------------------------------
-
-
-def joined(dataset: tf.data.Dataset, times: int) -> tf.data.Dataset:
-    """A dataset whose batches are `times` consecutive ones each, one after the other; the last may be fewer.
-
-    Nothing is drawn before it is asked for; structure, dtypes and inner dimensions stay, and so does what is known of the length.
-    The batch dimension is open, since the last batch may be smaller.
-
-    Args:
-        dataset: batches of any sizes; their tensors may be dense, ragged, sparse or strings.
-        times: how many make one.
-    """
-    spec = dataset.element_spec
-
-    def join(*window: Any) -> Any:
-        parts = window[0] if len(window) == 1 and type(spec) is not tuple else window
-        together: Any = tf.data.Dataset.zip(parts) if tf.nest.is_nested(spec) else parts
-        return tf.data.Dataset.get_single_element(together.rebatch(_ALL))
-
-    return dataset.window(times).map(join, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
-
-
-# More rows than any batch has: rebatching to it concatenates.
-_ALL = 2**40
+# -- small helpers ----------------------------------------------------------------------------------------------------
 
 
 def _without_missing(batch: Any) -> Any:

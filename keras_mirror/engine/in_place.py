@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_mirror.seams import data3
+from keras_mirror.seams import data_seams
 
 # Bytes from which on an array of numbers is read in place. TensorFlow gets a copy of smaller ones, and gathers without Python.
 BIG_ARRAY = 2**27
@@ -31,7 +31,7 @@ class Reader:
 
     def __init__(self, arrays: list[np.ndarray]) -> None:
         self._arrays = arrays
-        self._dtypes = [data3.dtype_when_fed(array) for array in arrays]
+        self._dtypes = [data_seams.dtype_when_fed(array) for array in arrays]
         self._memory = _Memory()
 
     def __call__(self, first: Any, stop: Any = None) -> list[Any]:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
 from keras_mirror.engine import data, diagnose, measure, state, waiting
 from keras_mirror.engine.step import Step
-from keras_mirror.seams import data3, gate, keras3
+from keras_mirror.seams import data_seams, gate, generation
+from keras_mirror.seams.stack import keras
 
 if TYPE_CHECKING:
     from keras_mirror.engine.core import Engine
@@ -47,8 +47,8 @@ class Replicated:
     def __init__(self, engine: Engine, name: str) -> None:
         self.engine = engine
         self.name = name
-        self.function: Callable[[Any], Any] = getattr(engine.model, name)
-        self.own = keras3.has_own_step(engine.model, name)
+        self.function: Callable[[Any], Any] = generation.step_function(engine.model, name)
+        self.own = generation.has_own_step(engine.model, name)
 
     def shares(self, batch: Any) -> tuple[list[Any], list[data.Share]]:
         """Each local replica's data and `Share`, cut on the host."""
@@ -112,7 +112,7 @@ class Execution(Replicated):
 
     def _many(self, iterator: Any, steps: Any) -> Any:
         """The compiled call. What is traced for a distributed dataset without a batch, or without an end, fits no other."""
-        key = data3.length_kind(iterator)
+        key = data_seams.length_kind(iterator)
         if key not in self._many_by_length:
             self._many_by_length[key] = tf.function(self._steps, reduce_retracing=True)
         return self._many_by_length[key](iterator, steps)
@@ -138,6 +138,7 @@ class Execution(Replicated):
             self.engine.waiting.add(began, waited)
         if 0 < done < steps:
             self.engine.epoch_is_over(self.name)
+        generation.count_steps(self.engine.model, self.name, int(done))
         return done > 0, logs
 
     def _single_steps(self, iterator: Iterable[Any], steps: int) -> Any:
@@ -189,7 +190,7 @@ class Execution(Replicated):
 
         ended = waiting.caught_up(self.engine, began)
         loop_vars = (tf.constant(0), tf.constant(True), tf.zeros([], tf.float64), ended, values.none())
-        one = int(self.engine.model.steps_per_execution) == 1
+        one = generation.steps_per_execution(self.engine.model) == 1
         done, _, waited, _, kept = body(*loop_vars) if one else tf.while_loop(more, body, loop_vars)
         with tf.device("CPU:0"):
             account = tf.stack([tf.cast(done, tf.float64), began, waited])
@@ -329,14 +330,15 @@ class Prediction(Replicated):
 
     def __call__(self, batches: list[Any]) -> Any:
         engine = self.engine
+        batches = data_seams.batches_of(batches, generation.steps_per_execution(engine.model))
         given = data.is_distributed_batch(batches)
         if given:
             batches = [data.local_parts(data.without_optionals(batch), engine.strategy) for batch in batches]
         batches = [keras.tree.map_structure(_tensor, data.without_optionals(batch)) for batch in batches]
         example = batches[0][0] if given else batches[0]
         data.refuse_unbatched(engine.model, example)
-        if not engine.model.built or not all(layer.built for layer in keras3.sublayers(engine.model)):
-            engine.build(keras3.keras_tensors(example))
+        if not engine.model.built or not all(layer.built for layer in generation.sublayers(engine.model)):
+            engine.build(generation.keras_tensors(example))
         if engine.model.run_eagerly:
             return self._predict(batches, given)
         leaves = [leaf for leaf in keras.tree.flatten(batches) if leaf is not None]
@@ -413,4 +415,4 @@ def _tensor(value: Any) -> Any:
     is_variable = isinstance(value, keras.Variable)
     if value is None or (tf.is_tensor(value) and not is_variable) or isinstance(value, tf.distribute.DistributedValues):
         return value
-    return keras3.to_tensor(value)
+    return generation.to_tensor(value)

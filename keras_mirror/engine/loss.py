@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
 from keras_mirror.engine import checks, measure
-from keras_mirror.seams import keras3
+from keras_mirror.seams import generation
+from keras_mirror.seams.stack import keras
 
 if TYPE_CHECKING:
     from keras_mirror.engine.step import Step
@@ -31,12 +31,12 @@ class _WholeBatch(Exception):
 def call(step: Step, original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
     """A Loss object's `__call__` inside a step."""
     y_true = checks.labels(step, loss, y_true, y_pred)
-    if step.alone or step.whole_batch or keras3.is_compile_loss(loss):
+    if step.alone or step.whole_batch or generation.is_compile_loss(loss):
         return original(loss, y_true, y_pred, sample_weight)
     known = step.engine.whole_batch_losses
-    if keras3.looks_at_other_rows(loss):
+    if generation.looks_at_other_rows(loss):
         known[id(loss)] = loss
-    elif step.engine.sums_added is None and not keras3.treats_rows_alone(loss):
+    elif step.engine.sums_added is None and not generation.treats_rows_alone(loss):
         raise measure.Unmeasured
     if id(loss) not in known:
         try:
@@ -71,11 +71,11 @@ def reduce(
     if reduction == "sum":
         value = value * step.inverse_weight(value.dtype)
     elif reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
-        weight = keras3.merged_weight(values, sample_weight, mask, reduction, dtype)
+        weight = generation.merged_weight(values, sample_weight, mask, reduction, dtype)
         value = value * _divided_globally(step, tf.reduce_sum(tf.cast(weight, value.dtype)))
     elif mask is not None:
         valid = tf.reduce_sum(tf.cast(mask, value.dtype))
-        value = value * _divided_globally(step, valid, keras3.masked_mean_epsilon())
+        value = value * _divided_globally(step, valid, generation.masked_mean_epsilon())
     if step.own and not step.nested:
         value = _with_value(value, _mean_over_replicas(step, value))
     return value
@@ -115,7 +115,7 @@ def additional(step: Step, original: Callable[..., Any], model: Any, loss: Any) 
     return value * step.inverse_weight(value.dtype)
 
 
-def added(step: Step, layer: Any, loss: Any) -> list[Any]:
+def added(step: Step, original: Callable[..., Any], layer: Any, loss: Any) -> None:
     """What a layer's `add_loss` adds inside a step: a sum over the batch is turned into a mean over the share.
 
     Which of a layer's losses are sums was measured beforehand, see `engine.measure`.
@@ -124,9 +124,10 @@ def added(step: Step, layer: Any, loss: Any) -> list[Any]:
         raise measure.Unmeasured
     held = step.losses.setdefault(id(layer), [])
     for value in keras.tree.flatten(loss):
-        is_sum = (layer.path, len(held)) in (step.engine.sums_added or ())
+        is_sum = (generation.layer_path(layer), len(held)) in (step.engine.sums_added or ())
         held.append(value if step.alone or not is_sum else value * step.inverse_weight(value.dtype))
-    return held
+        if generation.takes_added_losses_itself():
+            original(layer, held[-1])
 
 
 def metric_update(
@@ -156,15 +157,22 @@ def metric_values(step: Step, original: Callable[..., Any], values: Any, sample_
     A scalar without a weight (a custom step's `tracker.update_state(loss)`) counts once per step on one device. Weighted
     n/N on each replica, total and count both come out as on one device.
     """
-    if step.alone or len(values.shape) > 0:
-        return original(values, sample_weight, reduce_fn, dtype)
+    return original(values, metric_weight(step, values, sample_weight, dtype), reduce_fn, dtype)
+
+
+def metric_weight(step: Step, values: Any, sample_weight: Any, dtype: Any = None) -> Any:
+    """The weight that the values given to a metric have to get; `sample_weight` itself where nothing has to change."""
+    if step.alone:
+        return sample_weight
+    if len(values.shape) > 0:
+        # Keras 2's container weighs a vector of losses by the rows of the share; on one device by those of the batch.
+        return step.share.total if step.contained and sample_weight is not None else sample_weight
     if step.scalar_means_whole_batch:
         raise _WholeBatch
     if sample_weight is not None:
-        return original(values, sample_weight, reduce_fn, dtype)
+        return sample_weight
     weight_dtype = dtype or keras.config.floatx()
-    weight = step.has_examples(weight_dtype) if step.sums else step.weight(weight_dtype)
-    return original(values, weight, reduce_fn, dtype)
+    return step.has_examples(weight_dtype) if step.sums else step.weight(weight_dtype)
 
 
 # -- the whole batch on every replica ----------------------------------------------------------------------------------
@@ -176,12 +184,12 @@ def _gathered(step: Step, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple
         lambda v: None if v is None else keras.ops.convert_to_tensor(v), (y_true, y_pred, sample_weight)
     )
     flat = [v for v in keras.tree.flatten(tensors) if v is not None]
-    masks = {i: keras3.mask_of(v) for i, v in enumerate(flat)}
+    masks = {i: generation.mask_of(v) for i, v in enumerate(flat)}
     values = flat + [m for m in masks.values() if m is not None]
     gathered = gather(step, values)
     for i, mask in ((i, m) for i, m in masks.items() if m is not None):
         where = next(k for k, v in enumerate(values) if v is mask)
-        keras3.set_mask(gathered[i], gathered[where])
+        generation.set_mask(gathered[i], gathered[where])
     supply = iter(gathered)
     out = keras.tree.map_structure(lambda v: None if v is None else next(supply), tensors)
     return out[0], out[1], out[2]

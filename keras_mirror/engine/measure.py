@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_mirror.engine import data
 from keras_mirror.engine.build import BuildStep
-from keras_mirror.seams import gate, keras3
+from keras_mirror.seams import gate, generation
+from keras_mirror.seams.stack import keras
 
 if TYPE_CHECKING:
     from keras_mirror.engine.core import Engine
@@ -43,16 +43,16 @@ class Recorder(BuildStep):
             index = self._counts.get(id(layer), 0)
             self._counts[id(layer)] = index + 1
             if len(value.shape) == 0:
-                self.added[(layer.path, index)] = float(value)
+                self.added[(generation.layer_path(layer), index)] = float(value)
         original(layer, loss_value)
 
     def clear_losses(self, original: Callable[..., Any], layer: Any) -> None:
-        for each in keras3.sublayers(layer):
+        for each in generation.sublayers(layer):
             self._counts.pop(id(each), None)
         original(layer)
 
     def call_loss(self, original: Callable[..., Any], instance: Any, y_true: Any, y_pred: Any, *more: Any, **kwargs: Any) -> Any:
-        known = keras3.is_compile_loss(instance) or keras3.treats_rows_alone(instance)
+        known = generation.is_compile_loss(instance) or generation.treats_rows_alone(instance)
         if not known and _looks_at_other_rows(instance, y_true, y_pred):
             self.looks_at_other_rows[id(instance)] = instance
         return original(instance, y_true, y_pred, *more, **kwargs)
@@ -70,7 +70,7 @@ def measure(engine: Engine, step_name: str, batch: Any) -> None:
         batch: a batch of values.
     """
     engine.sums_added = set()
-    batch = keras.tree.map_structure(lambda v: None if v is None else keras3.to_tensor(v), data.without_optionals(batch))
+    batch = keras.tree.map_structure(lambda v: None if v is None else generation.to_tensor(v), data.without_optionals(batch))
     rows = min(int(data.rows(data.batch_leaves(batch)[0])), _ROWS)
     # A single row can't show whether a loss looks at other rows; two copies of it can.
     copies = 1 if rows > 1 else 2
@@ -88,7 +88,7 @@ def _record(model: keras.Model, step_name: str, batch: Any, rows: int, times: in
     recorder = Recorder()
     part = keras.tree.map_structure(lambda v: _repeated(data.cut(v, 0, rows), times), batch)
     try:
-        with gate.entered(recorder), keras3.stateless(), tf.init_scope():
+        with gate.entered(recorder), generation.stateless(model), tf.init_scope():
             getattr(model, step_name)(part)
     except Exception:
         # The step itself will be run right after this, and tell the user what is wrong with it.
@@ -106,7 +106,6 @@ def _repeated(value: Any, times: int) -> Any:
 
 def _looks_at_other_rows(loss: Any, y_true: Any, y_pred: Any) -> bool:
     """Whether a loss's values for the rows of a batch differ from its values for the same rows in two parts."""
-    y_true, y_pred = keras.tree.map_structure(lambda v: keras.ops.convert_to_tensor(v, dtype=loss.dtype), (y_true, y_pred))
     rows = int(data.rows(keras.tree.flatten(y_pred)[0]))
     if rows < 2:
         return False
@@ -114,7 +113,7 @@ def _looks_at_other_rows(loss: Any, y_true: Any, y_pred: Any) -> bool:
 
     def values(start: int, stop: int) -> Any:
         part = keras.tree.map_structure(lambda v: v[start:stop], (y_true, y_pred))
-        return np.asarray(loss.call(*part))
+        return np.asarray(generation.loss_values(loss, *part))
 
     try:
         whole, parts = values(0, rows), [values(0, cut), values(cut, rows)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from keras_mirror.seams import gate, keras3
+from keras_mirror.seams import gate, generation
 from keras_mirror.seams import tensorflow as tf_seams
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def gradient(
     Only gradients of variables are touched; a tape whose sources are tensors (a gradient penalty) is left alone.
     """
     flat_sources = tf.nest.flatten(sources)
-    of_variable = [keras3.is_variable(source) for source in flat_sources]
+    of_variable = [generation.is_variable(source) for source in flat_sources]
     if step.alone or not any(of_variable):
         return original(tape, target, sources, output_gradients, unconnected_gradients)
     given = [None] * len(tf.nest.flatten(target)) if output_gradients is None else tf.nest.flatten(output_gradients)
@@ -81,7 +81,7 @@ def _accumulate(step: Step, original: Callable[..., Any], optimizer: Any, grads:
     """
     variables = list(variables)
     wanted = [i for i, g in enumerate(grads) if g is not None]
-    held = keras3.accumulators_of(optimizer, [variables[i] for i in wanted])
+    held = generation.accumulators_of(optimizer, [variables[i] for i in wanted])
     scale = optimizer.loss_scale_factor or 1.0
 
     def per_replica(function: Callable[..., Any], strategy: Any, *args: Any) -> Any:
@@ -97,7 +97,7 @@ def _accumulate(step: Step, original: Callable[..., Any], optimizer: Any, grads:
     def take_total(mine: Step, *local: Any) -> list[Any]:
         totals = []
         for grad, accumulator in zip(local, held, strict=True):
-            own = tf_seams.local_value(keras3.raw_variable(accumulator), mine.local_index)
+            own = tf_seams.local_value(generation.raw_variable(accumulator), mine.local_index)
             totals.append(tf.convert_to_tensor(grad) + own * tf.cast(scale, own.dtype))
             own.assign(tf.zeros_like(own))
         return totals
@@ -110,8 +110,8 @@ def _accumulate(step: Step, original: Callable[..., Any], optimizer: Any, grads:
 
     @tf.autograph.experimental.do_not_convert
     def merge(strategy: tf.distribute.Strategy, *values: Any) -> None:
-        steps = keras3.accumulation_steps(optimizer)
-        is_full = tf.equal((tf.convert_to_tensor(keras3.raw_iterations(optimizer)) + 1) % steps, 0)
+        steps = generation.accumulation_steps(optimizer)
+        is_full = tf.equal((tf.convert_to_tensor(generation.raw_iterations(optimizer)) + 1) % steps, 0)
 
         def when_full() -> tf.Tensor:
             totals = per_replica(take_total, strategy, *values)

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_mirror import notices
-from keras_mirror.seams import gate, keras3, loss_scale
+from keras_mirror.seams import gate, generation, loss_scale
 from keras_mirror.seams import tensorflow as tf_seams
+from keras_mirror.seams.stack import keras
 
 if TYPE_CHECKING:
     from keras_mirror.engine.step import Step
@@ -54,6 +54,13 @@ def install() -> None:
     loss_scale.install(update)
 
 
+def _scale_of(optimizer: Any) -> Any:
+    variable = loss_scale.scale_variable(optimizer)
+    if variable is None:
+        return loss_scale.initial_scale(optimizer)
+    return tf_seams.components(generation.raw_variable(variable))[0].numpy()
+
+
 def floor_of(optimizer: Any) -> float:
     """The smallest loss scale: 1, or the initial scale where the user chose a smaller one."""
     return min(1.0, float(optimizer.initial_scale))
@@ -74,7 +81,7 @@ def update(optimizer: Any, grads: list[Any], variables: Any = None) -> None:
         variables: the variables that they belong to; None: those that the optimizer was built for.
     """
     step: Step | None = gate.current()  # type: ignore[assignment]
-    targets = keras3.optimizer_variables_of(optimizer) if variables is None else list(variables)
+    targets = generation.optimizer_variables_of(optimizer) if variables is None else list(variables)
     scale = tf.convert_to_tensor(optimizer.dynamic_scale)
     given = list(zip(grads, targets, strict=True))
     # Keras's optimizers give the user's own error for gradients that are all None.
@@ -161,7 +168,7 @@ class Counts:
     def read(self) -> LossScaling:
         """The counts of this process's first replica; every replica has the same."""
         counts = self._values()
-        scale = float(tf_seams.components(keras3.raw_variable(self.optimizer.dynamic_scale))[0].numpy())
+        scale = float(_scale_of(self.optimizer))
         return LossScaling(self.optimizer.name, scale, int(counts[_STEPS]), int(counts[_SKIPPED]), int(counts[_IN_A_ROW]))
 
     @property
@@ -185,8 +192,7 @@ class Counts:
         counts[_IN_A_ROW] = counts[_AT_FLOOR] = 0
         for component in tf_seams.components(self._variable):
             component.assign(counts)
-        self.optimizer.dynamic_scale.assign(self.optimizer.initial_scale)
-        self.optimizer.step_counter.assign(0)
+        loss_scale.start_again(self.optimizer)
 
     def _values(self) -> Any:
         return np.array(tf_seams.components(self._variable)[0].numpy())
@@ -204,9 +210,23 @@ class ReplicaCounts:
         kept = tf.constant([1, 1, 0, 0, 1, 1], tf.int64)
         self._variable.assign(self._variable.read_value() * kept + tf.constant([1, 0, 0, 0, 0, 0], tf.int64))
 
+    def decided(self, scale: Any, is_finite: Any, grads: list[Any]) -> None:
+        """Counts a step of which the optimizer itself says whether it is applied (Keras 2)."""
+        flat = [g for g in tf.nest.flatten(grads) if g is not None]
+
+        def take() -> tf.Tensor:
+            self.taken()
+            return tf.constant(0)
+
+        def skip() -> tf.Tensor:
+            self.skipped(scale <= 1.0, [_is_finite(g) for g in flat], [])
+            return tf.constant(0)
+
+        tf.cond(is_finite, take, skip)
+
     def skipped(self, at_floor: tf.Tensor, finite: list[tf.Tensor], variables: list[Any]) -> None:
         """Counts a step that was skipped, and notes which gradients weren't finite."""
-        self._counts.paths = [v.path for v in variables]
+        self._counts.paths = [str(getattr(v, "path", None) or v.name) for v in variables]
         bad = tf.logical_not(tf.stack(finite))
         last = tf.reduce_max(tf.where(bad, tf.range(len(finite), dtype=tf.int64), tf.constant(0, tf.int64)))
         one = tf.constant(1, tf.int64)
@@ -241,9 +261,13 @@ class LossScales:
         """The counts of one optimizer; None where the model doesn't hold it."""
         return self._counts.get(id(optimizer))
 
+    def of_state(self, state: Any) -> Counts | None:
+        """The counts of the optimizer that this loss scale belongs to (Keras 2)."""
+        return next((c for c in self._counts.values() if loss_scale.scale_state(c.optimizer) is state), None)
+
     def read(self) -> tuple[LossScaling, ...]:
         """One entry for each built LossScaleOptimizer of the model."""
-        return tuple(c.read() for c in self._counts.values() if c.optimizer.built)
+        return tuple(c.read() for c in self._counts.values() if generation.is_optimizer_built(c.optimizer))
 
     def hopeless(self) -> Counts | None:
         """The first optimizer for which skipping steps leads nowhere; None where the engine isn't to stop for it."""
@@ -287,7 +311,7 @@ def scale_where_needed(model: Any) -> bool:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or loss_scale.is_loss_scaled(optimizer) or not loss_scale.auto_scales(model):
         return False
-    if keras3.has_own_step(model, "train_step") or not computes_in_half(model):
+    if generation.has_own_step(model, "train_step") or not computes_in_half(model):
         return False
     model.optimizer = loss_scale.wrap(optimizer)
     return True
@@ -295,7 +319,7 @@ def scale_where_needed(model: Any) -> bool:
 
 def computes_in_half(model: Any) -> bool:
     """Whether any layer computes in float16 and keeps its weights in a larger type."""
-    return any(layer.compute_dtype == "float16" and layer.variable_dtype != "float16" for layer in keras3.sublayers(model))
+    return any(layer.compute_dtype == "float16" and layer.variable_dtype != "float16" for layer in generation.sublayers(model))
 
 
 def half_precision_traps(model: Any, metrics: Iterable[Any]) -> list[str]:

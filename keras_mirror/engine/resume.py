@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from keras_mirror.seams import keras3, position3
+from keras_mirror.seams import generation
+from keras_mirror.seams import position as position_seams
 
 if TYPE_CHECKING:
     from keras_mirror.engine.feed import Feed
@@ -31,7 +32,7 @@ class Cursor:
         self._shorter: int | None = None
         self._opening: Callable[[Callable[[], Any]], Any] | None = None
         self.kind = feed.kind
-        position3.on_opening(epoch_iterator, self._open)
+        position_seams.on_opening(epoch_iterator, self._open)
 
     def _open(self, original: Callable[[], Any]) -> Any:
         opening, self._opening = self._opening, None
@@ -64,14 +65,14 @@ class Cursor:
         """
         if validating:
             return {**self.position(0, steps_per_execution), "validating": True}
-        over = done == 0 and position3.opens_each_epoch(self._iterator)
+        over = done == 0 and position_seams.opens_each_epoch(self._iterator)
         drawn = 0 if over else self._drawn
         out: dict[str, Any] = {"kind": self.kind, "pass": self._passes if over else max(self._passes - 1, 0), "batch": drawn}
         order = self._feed.order
         if order is not None:
             out.update({"seed": order.seed, "pass": order.pass_of(drawn)})
         executions = -(-done // steps_per_execution)
-        seen = 0 if over else max(position3.batches_seen(self._iterator) - executions * steps_per_execution, 0)
+        seen = 0 if over else max(position_seams.batches_seen(self._iterator) - executions * steps_per_execution, 0)
         return {**out, "seen": seen}
 
     def go_to(self, position: dict[str, Any], epochs: int, done: int, say: Callable[[str], None]) -> None:
@@ -102,16 +103,16 @@ class Cursor:
         validating = bool(position.get("validating"))
         self._feed.repeat_hooks(epochs + validating)
         if validating:
-            position3.pass_epoch(self._iterator, int(position["seen"]))
+            position_seams.pass_epoch(self._iterator, int(position["seen"]))
         else:
-            position3.start_inside_epoch(self._iterator, done, int(position["seen"]), self._be_shorter)
+            position_seams.start_inside_epoch(self._iterator, done, int(position["seen"]), self._be_shorter)
 
     def _be_shorter(self, steps: int) -> None:
         self._shorter = steps
 
     def _drawn_through(self, passes: int, drawn: int, say: Callable[[str], None]) -> Any:
         """An iterator of pass `passes` (from 0) after `drawn` batches. Opening a dataset is what moves its shuffling on."""
-        source = keras3.epoch_dataset(self._iterator)
+        source = generation.epoch_dataset(self._iterator)
         meter = _Meter(say)
         for _ in range(passes):
             opened = iter(source)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from keras_mirror.seams import keras3
+from keras_mirror.seams import generation
 from keras_mirror.seams import tensorflow as tf_seams
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class MetricsBefore:
 
 
 def _local(step: Step, variable: Any) -> tf.Variable:
-    return tf_seams.local_value(keras3.raw_variable(variable), step.local_index)
+    return tf_seams.local_value(generation.raw_variable(variable), step.local_index)
 
 
 def combine(step: Step, variables: list[Any]) -> None:
@@ -112,17 +112,19 @@ class FiniteState:
         tf.cond(tf.reduce_any(tf.stack(lost)), put_back, lambda: tf.constant(0))
 
 
-def moments(step: Step, original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -> Any:
+def moments(step: Step, original: Callable[..., Any], x: Any, axes: Any, keepdims: bool, weight: Any = None) -> Any:
     """Synchronised moments over the global batch, E(x^2) - E(x)^2 as in Keras, in one reduction.
 
-    The copied row of a replica without examples is left out of sums and count.
+    The copied row of a replica without examples is left out of sums and count, and so is what a `weight` of 0 masks.
     """
     if step.alone or step.nested:
         return original(x, axes, keepdims)
+    ones = tf.ones_like(x) if weight is None else tf.broadcast_to(weight, tf.shape(x))
+    x = x if weight is None else x * weight
     sums = [
         tf.reduce_sum(x, axis=axes, keepdims=True),
         tf.reduce_sum(tf.square(x), axis=axes, keepdims=True),
-        tf.reduce_sum(tf.ones_like(x), axis=axes, keepdims=True),
+        tf.reduce_sum(ones, axis=axes, keepdims=True),
     ]
     sums = [tf.where(step.has_examples(), s, tf.zeros_like(s)) for s in sums]
     total, squares, count = step.all_reduce(sums, "BatchNormalization was synchronised")
@@ -144,7 +146,7 @@ def masked_moments(step: Step, original: Callable[..., Any], layer: Any, inputs:
         [tf.reduce_sum(tf.where(valid, inputs, 0), axes), tf.reduce_sum(weight, axes)],
         "BatchNormalization was synchronised",
     )
-    count = count + keras3.epsilon()
+    count = count + generation.epsilon()
     mean = total / count
     shape = [-1 if axis == layer.axis % len(inputs.shape) else 1 for axis in range(len(inputs.shape))]
     centred = tf.where(valid, inputs - tf.reshape(mean, shape), 0)
@@ -172,7 +174,7 @@ def keep_first(strategy: tf.distribute.Strategy, accumulators: list[Any]) -> Non
 def _on_first(
     strategy: tf.distribute.Strategy, accumulators: list[Any], values_of: Callable[[Any, list[Any]], list[Any]]
 ) -> None:
-    variables = [keras3.raw_variable(v) for v in accumulators]
+    variables = [generation.raw_variable(v) for v in accumulators]
     if not variables:
         return
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from keras_mirror.engine import loss, optimizer, state
 from keras_mirror.engine.data import Share
-from keras_mirror.seams import keras3
+from keras_mirror.seams import generation
 
 if TYPE_CHECKING:
     from keras_mirror.engine.core import Engine
@@ -38,6 +39,7 @@ class Step:
         self.sums = engine.step_sums and own
         self.graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self.applying = False
+        self.contained = False
         self.whole_batch = False
         self.scalar_means_whole_batch = False
         self.losses: dict[int, list[Any]] = {}
@@ -126,13 +128,13 @@ class Step:
         return loss.additional(self, original, model, loss_value)
 
     def add_loss(self, original: Callable[..., Any], layer: Any, loss_value: Any) -> Any:
-        loss.added(self, layer, loss_value)
+        loss.added(self, original, layer, loss_value)
 
     def own_losses(self, original: Callable[..., Any], layer: Any) -> Any:
         return list(self.losses.get(id(layer), []))
 
     def clear_losses(self, original: Callable[..., Any], layer: Any) -> Any:
-        for each in [layer, *keras3.sublayers(layer)]:
+        for each in [layer, *generation.sublayers(layer)]:
             self.losses.pop(id(each), None)
 
     def metric_update(self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,6 +142,18 @@ class Step:
 
     def metric_values(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return loss.metric_values(self, original, *args, **kwargs)
+
+    def metric_weight(self, value: Any, sample_weight: Any) -> Any:
+        return loss.metric_weight(self, value, sample_weight)
+
+    @contextlib.contextmanager
+    def in_container(self) -> Iterator[None]:
+        """While compile's container of losses runs: it weighs the values it logs by the rows of the share."""
+        self.contained = True
+        try:
+            yield
+        finally:
+            self.contained = False
 
     def metric_result(self, original: Callable[..., Any], metric: Any) -> Any:
         return state.metric_result(self, original, metric)
@@ -174,6 +188,12 @@ class Step:
             self.engine.loss_scales.warn_of_unscaled(optimizer)
         counts = self.engine.loss_scales.of(optimizer)
         return None if counts is None else counts.on_replica(self.local_index)
+
+    def loss_scale_decided(self, state: Any, scale: Any, is_finite: Any, grads: Any) -> None:
+        """Keras 2: the step of the optimizer whose loss scale is `state` was found to be finite or not."""
+        counts = self.engine.loss_scales.of_state(state)
+        if counts is not None:
+            counts.on_replica(self.local_index).decided(scale, is_finite, grads)
 
     def apply(self, original: Callable[..., Any], instance: Any, *args: Any, **kwargs: Any) -> Any:
         if self.own and not self.applying:

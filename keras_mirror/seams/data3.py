@@ -138,6 +138,11 @@ def dtype_when_fed(array: np.ndarray) -> np.dtype[Any]:
     return np.dtype(keras.config.floatx()) if array.dtype.kind == "f" else array.dtype
 
 
+def batches_of(given: Any, steps: int) -> list[Any]:
+    """The batches of one call of the predict function: Keras 3 hands it a list."""
+    return list(given)
+
+
 # -- labels ------------------------------------------------------------------------------------------------------------
 
 

@@ -174,6 +174,27 @@ def optimizer_variables_of(optimizer: Any) -> list[Any]:
     return found if found or inner is None else optimizer_variables_of(inner)
 
 
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """Every variable of an optimizer, those of one inside it too."""
+    return list(optimizer.variables)
+
+
+def strangers(optimizer: Any, variables: list[Any]) -> list[str]:
+    """Paths of the variables that a built optimizer was built for and that aren't among these."""
+    known = {id(v) for v in variables}
+    return [v.path for v in optimizer_variables_of(optimizer) if id(v) not in known]
+
+
+def is_optimizer_built(optimizer: Any) -> bool:
+    """Whether the optimizer has its variables."""
+    return bool(optimizer.built)
+
+
+def is_unscaled(optimizer: Any) -> bool:
+    """Whether the optimizer scales no loss."""
+    return not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and not optimizer.loss_scale_factor
+
+
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
     """Creates the optimizer's variables as its first `apply` would."""
     if not optimizer.built:
@@ -195,16 +216,31 @@ def raw_variable(variable: Any) -> Any:
     return _raw(variable)
 
 
+def variable_path(variable: Any) -> str:
+    """What a variable is called in messages."""
+    return str(variable.path)
+
+
+def model_variables(model: Any, which: str = "variables") -> list[Any]:
+    """A model's "variables", "trainable_variables" or "non_trainable_variables"; those that are there, where it isn't built."""
+    return list(getattr(model, which))
+
+
 def is_variable(value: Any) -> bool:
     """Whether `value` is a variable of Keras or of TensorFlow."""
     return isinstance(value, (keras.Variable, tf.Variable, tf.distribute.DistributedValues))
 
 
-def move_into(variable: Any, strategy: tf.distribute.Strategy) -> None:
-    """Gives a keras Variable that was made outside the strategy's scope a mirrored value, in place.
+def move_into(owner: Any, strategy: tf.distribute.Strategy) -> None:
+    """Gives the variables of an optimizer or a metric that was made outside the strategy's scope mirrored values, in place.
 
-    Every reference to the keras Variable, the user's included, stays the live object.
+    Every reference to a keras Variable, the user's included, stays the live object.
     """
+    for variable in owner.variables:
+        _move(variable, strategy)
+
+
+def _move(variable: Any, strategy: tf.distribute.Strategy) -> None:
     value = _raw(variable)
     if value is None or tf_seams.owner_of(value) is strategy:
         return
@@ -369,12 +405,65 @@ def model_inputs(model: Any) -> list[Any]:
     return tree.flatten(inputs) if inputs is not None else []
 
 
-def use_strategy(model: Any, strategy: tf.distribute.Strategy | None) -> None:
-    """Sets the strategy that Keras's own loop feeds.
+def feed_whole_batches(model: Any, default: tf.distribute.Strategy, listener: Any) -> None:
+    """Has Keras's own loop deliver whole global batches, which the engine splits inside the compiled step.
 
-    With the default strategy `fit` delivers whole global batches, and the engine splits them inside the compiled step.
+    Args:
+        model: the model.
+        default: TensorFlow's strategy of no strategy, for which the loop shares nothing out.
+        listener: not needed: Keras asks the model's `_maybe_symbolic_build`.
     """
-    model._distribute_strategy = strategy
+    model._distribute_strategy = default
+
+
+def step_function(model: Any, name: str) -> Callable[..., Any]:
+    """A step of the model as Keras runs it."""
+    function: Callable[..., Any] = getattr(model, name)
+    return function
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether compile was called."""
+    return bool(model.compiled)
+
+
+def steps_per_execution(model: Any) -> int:
+    """How many steps compile was told to run in one call."""
+    return int(model.steps_per_execution)
+
+
+def count_steps(model: Any, name: str, done: int) -> None:
+    """Keras 3 keeps no count."""
+
+
+def check_model(model: Any, replicas: int) -> None:
+    """Nothing is refused."""
+
+
+def layer_path(layer: Any) -> str:
+    """What tells the layers of a model apart."""
+    return str(layer.path)
+
+
+def takes_added_losses_itself() -> bool:
+    """Whether a layer keeps what `add_loss` adds for each thread by itself: not so in Keras 3."""
+    return False
+
+
+def loss_values(loss: Any, y_true: Any, y_pred: Any) -> Any:
+    """A loss's values before any reduction, from targets and outputs in its own type."""
+    y_true, y_pred = tree.map_structure(lambda v: keras.ops.convert_to_tensor(v, dtype=loss.dtype), (y_true, y_pred))
+    return loss.call(y_true, y_pred)
+
+
+def metric_variables(model: Any) -> list[Any]:
+    """The variables of every metric of the model."""
+    return list(model.metrics_variables)
+
+
+def hidden_metrics(model: Any) -> list[Any]:
+    """Metrics of the model that its own `metrics` property need not name: none that matter in Keras 3."""
+    return []
 
 
 def created_under(model: Any) -> tf.distribute.Strategy | None:
@@ -468,8 +557,14 @@ def trace_symbolically(function: Callable[..., Any], *args: Any) -> None:
     keras_backend.compute_output_spec(function, *args)
 
 
-def stateless() -> contextlib.AbstractContextManager[Any]:
-    """A scope in which variables are read but not written, and added losses are collected."""
+def trace_step(strategy: tf.distribute.Strategy, hooks: Callable[[], Any], model: Any, name: str, spec: Any) -> None:
+    """Traces a step of the user's on placeholders, so that it makes its variables; nothing is run."""
+    with gate.entered(hooks()):
+        trace_symbolically(getattr(model, name), spec)
+
+
+def stateless(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """A scope in which variables (all, not only the model's) are read but not written, and added losses are collected."""
     scope: contextlib.AbstractContextManager[Any] = stateless_scope.StatelessScope(collect_losses=True)
     return scope
 

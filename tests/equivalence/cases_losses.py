@@ -1,12 +1,11 @@
 """Rows about losses: what is given as a loss, reductions, masks, weights, losses of the whole batch, added losses."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 from harness import Case
-from keras import layers, losses, ops, regularizers
 from parts import (
     dense,
     listed_outputs,
@@ -19,6 +18,7 @@ from parts import (
     two_outputs,
     weighted,
 )
+from stack import keras, layers, losses, ops, regularizers
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
 
@@ -79,25 +79,31 @@ KINDS = [
 
 # -- every built-in loss: one output each, so that a wrong one is named by its log
 
+_NAMES = {
+    "bce": "BinaryCrossentropy",
+    "bfce": "BinaryFocalCrossentropy",
+    "cce": "CategoricalCrossentropy",
+    "cfce": "CategoricalFocalCrossentropy",
+    "cgce": "CategoricalGeneralizedCrossEntropy",  # alone of these it takes class ids
+    "chinge": "CategoricalHinge",
+    "cosine": "CosineSimilarity",
+    "hinge": "Hinge",
+    "huber": "Huber",
+    "kld": "KLDivergence",
+    "logcosh": "LogCosh",
+    "mae": "MeanAbsoluteError",
+    "mape": "MeanAbsolutePercentageError",
+    "msle": "MeanSquaredLogarithmicError",
+    "poisson": "Poisson",
+    "shinge": "SquaredHinge",
+    "tversky": "Tversky",
+    "dice": "Dice",
+}
+_OPTIONS = {"cce": {"label_smoothing": 0.1}}
 BUILT_IN = {
-    "bce": losses.BinaryCrossentropy,
-    "bfce": losses.BinaryFocalCrossentropy,
-    "cce": lambda: losses.CategoricalCrossentropy(label_smoothing=0.1),
-    "cfce": losses.CategoricalFocalCrossentropy,
-    "cgce": losses.CategoricalGeneralizedCrossEntropy,  # alone of these it takes class ids
-    "chinge": losses.CategoricalHinge,
-    "cosine": losses.CosineSimilarity,
-    "hinge": losses.Hinge,
-    "huber": losses.Huber,
-    "kld": losses.KLDivergence,
-    "logcosh": losses.LogCosh,
-    "mae": losses.MeanAbsoluteError,
-    "mape": losses.MeanAbsolutePercentageError,
-    "msle": losses.MeanSquaredLogarithmicError,
-    "poisson": losses.Poisson,
-    "shinge": losses.SquaredHinge,
-    "tversky": losses.Tversky,
-    "dice": losses.Dice,
+    short: functools.partial(getattr(losses, name), **_OPTIONS.get(short, {}))
+    for short, name in _NAMES.items()
+    if hasattr(losses, name)
 }
 
 
@@ -108,7 +114,8 @@ def one_output_for_each_loss() -> keras.Model:
 
 def one_hot_for_each_loss(rng: np.random.Generator, rows: int) -> tuple[Any, ...]:
     x, y = one_hot(rng, rows)
-    return x, {**dict.fromkeys(BUILT_IN, y), "cgce": np.argmax(y, axis=-1)}
+    targets = {**dict.fromkeys(BUILT_IN, y), "cgce": np.argmax(y, axis=-1)}
+    return x, {name: targets[name] for name in BUILT_IN}
 
 
 ALL_BUILT_IN = [
@@ -208,7 +215,14 @@ WHOLE_BATCH = [
         data=lambda rng, rows: (rng.normal(size=(rows, 3)), rng.integers(0, 3, rows)),
         compile=sgd(lambda: losses.Circle(gamma=2.0)),
     ),
-    Case(name="dice", model=dense(3, "softmax"), data=one_hot, compile=sgd(losses.Dice), evaluate=True, replicas=(2, 3, 4)),
+    Case(
+        name="dice",
+        model=dense(3, "softmax"),
+        data=one_hot,
+        compile=sgd(lambda: losses.Dice()),
+        evaluate=True,
+        replicas=(2, 3, 4),
+    ),
     Case(name="tversky", model=dense(3, "softmax"), data=one_hot, compile=sgd(lambda: losses.Tversky(alpha=0.3, beta=0.7))),
     Case(name="dice-with-weights", model=dense(3, "softmax"), data=weighted(one_hot), compile=sgd(lambda: losses.Dice(axis=-1))),
     Case(

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 from harness import Case
-from keras import layers, ops, regularizers
 from parts import dense, regression
+from stack import keras, layers, ops, regularizers
 
 
 def row(name: str, model: Callable[[], keras.Model], data: Any = regression, **more: Any) -> Case:

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 from harness import Case, train
-from keras import layers, optimizers
 from parts import regression
+from stack import keras, layers, optimizers
 
 
 def constrained() -> keras.Model:

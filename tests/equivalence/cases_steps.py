@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 from harness import SIZES, Case
-from keras import layers, losses, metrics, ops, optimizers
 from parts import classes, dense, one_hot, regression, weighted
+from stack import keras, layers, losses, metrics, ops, optimizers
 
 
 def body() -> keras.Sequential:
@@ -63,7 +62,7 @@ class OwnTracker(Wrapped):
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.loss_fn(y, y_pred) + ops.sum(self.losses)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True))
         self.loss_tracker.update_state(loss)
         self.mae.update_state(y, y_pred)
         return {"loss": self.loss_tracker.result(), "mae": self.mae.result()}
@@ -95,7 +94,7 @@ class RootOfLoss(Wrapped):
         x, y = data
         with tf.GradientTape() as tape:
             loss = ops.sqrt(self.compute_loss(x=x, y=y, y_pred=self(x, training=True)))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True))
         return {"loss": loss}
 
 
@@ -106,7 +105,7 @@ class Sums(Wrapped):
         x, y = data
         with tf.GradientTape() as tape:
             loss = ops.sum(ops.square(y - self(x, training=True)))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True))
         return {"loss": loss}
 
 
@@ -138,7 +137,9 @@ class TwoSteps(Wrapped):
         for _ in range(2):
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.optimizer.apply_gradients(
+                zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+            )
         return {"loss": loss}
 
 
@@ -165,7 +166,7 @@ class PerExample(Wrapped):
         with tf.GradientTape() as tape:
             values = ops.mean(ops.square(y - self(x, training=True)), axis=-1)
         gradients = tape.gradient(values, self.trainable_variables)
-        self.optimizer.apply([0.1 * g for g in gradients], self.trainable_variables)
+        self.optimizer.apply_gradients([(0.1 * g, v) for g, v in zip(gradients, self.trainable_variables, strict=True)])
         return {"loss": ops.mean(values)}
 
 

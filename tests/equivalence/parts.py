@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
-from keras import layers
+from stack import keras, layers
 
 Data = Callable[[np.random.Generator, int], tuple[Any, ...]]
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import harness
-import keras
 import numpy as np
 import pytest
-from keras import layers, ops
+from stack import keras, layers, ops
 
 from keras_mirror import MirroredFitter
 

@@ -3,11 +3,10 @@
 from typing import Any
 
 import harness
-import keras
 import numpy as np
 import pytest
-from keras import layers, optimizers
 from parts import dense, one_hot, regression, tagger, tokens, weighted
+from stack import keras, layers, optimizers
 
 from keras_mirror import MirroredFitter
 from keras_mirror.seams import keras3

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import harness
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers, ops
+from stack import keras, layers, ops
 
 from keras_mirror import MirroredFitter
 from keras_mirror.seams import keras3

@@ -97,3 +97,24 @@ def wrap(optimizer: Any) -> Any:
 def is_overwritten_by_gradient(optimizer: Any, variable: Any) -> bool:
     """Whether the variable (an fp8 scale, a quantile) takes its "gradient" as its value, so that it is never scaled."""
     return bool(optimizer._overwrite_variable_with_gradient(variable))
+
+
+def scale_variable(optimizer: Any) -> Any:
+    """The variable that holds the loss scale."""
+    return optimizer.dynamic_scale
+
+
+def scale_state(optimizer: Any) -> Any:
+    """Keras 3's optimizer keeps its scale itself."""
+    return optimizer
+
+
+def initial_scale(optimizer: Any) -> float:
+    """The scale that training began with."""
+    return float(optimizer.initial_scale)
+
+
+def start_again(optimizer: Any) -> None:
+    """Looks for the scale from the initial one again."""
+    optimizer.dynamic_scale.assign(optimizer.initial_scale)
+    optimizer.step_counter.assign(0)
