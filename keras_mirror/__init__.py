@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_mirror.callbacks.checkpoint import SingleCopyCheckpoint
+    from keras_mirror.callbacks.logger import RankZeroLogger
     from keras_mirror.callbacks.loss_scale import LossScaleMonitor
     from keras_mirror.callbacks.rank_zero import RankZero
     from keras_mirror.callbacks.warmup import LinearScalingWarmup
@@ -27,6 +28,7 @@ __all__ = [
     "LossScaling",
     "MirroredFitter",
     "RankZero",
+    "RankZeroLogger",
     "SingleCopyCheckpoint",
     "__version__",
     "get_logger",
@@ -43,6 +45,7 @@ _HOMES = {
     "LossScaling": "keras_mirror.engine.precision",
     "MirroredFitter": "keras_mirror.fitter",
     "RankZero": "keras_mirror.callbacks.rank_zero",
+    "RankZeroLogger": "keras_mirror.callbacks.logger",
     "SingleCopyCheckpoint": "keras_mirror.callbacks.checkpoint",
     "get_logger": "keras_mirror.ranks",
     "loss_scaling": "keras_mirror.precision",

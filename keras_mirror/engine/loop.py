@@ -65,6 +65,7 @@ class Replicated:
         engine = self.engine
         batch = data.without_optionals(batch)
         parts, shares = self.shares(batch)
+        self.total: Any = shares[0].total
         siblings: dict[int, Step] = {}
 
         @tf.autograph.experimental.do_not_convert
@@ -127,15 +128,17 @@ class Execution(Replicated):
             if not batch.has_value():
                 return None
             values = self._one_measured(batch.get_value())
+            if self.name == "train_step":
+                self.engine.waiting.count(1, data.example_count(batch.get_value(), self.engine.strategy))
             started, logs = self._timed(iterator, steps - 1) if steps > 1 else (False, None)
             return logs if started else self._finish(values)
         return logs if started else None
 
     def _timed(self, iterator: Any, steps: int) -> tuple[Any, Any]:
         logs, account = self._many(iterator, tf.constant(steps))
-        done, began, waited = account.numpy().tolist()
+        done, began, waited, examples = account.numpy().tolist()
         if self.name == "train_step" and done:
-            self.engine.waiting.add(began, waited)
+            self.engine.waiting.add(began, waited, done, examples)
         if 0 < done < steps:
             self.engine.epoch_is_over(self.name)
         return done > 0, logs
@@ -152,7 +155,7 @@ class Execution(Replicated):
             self._last = keras.tree.map_structure(_tensor, batch) if self.engine.loss_scales else None
             values = self._one_measured(keras.tree.map_structure(_tensor, batch))
             if self.name == "train_step":
-                self.engine.waiting.add(asked, waited)
+                self.engine.waiting.add(asked, waited, 1, data.example_count(batch, self.engine.strategy))
         return None if values is None else self._finish(values)
 
     def _one_measured(self, batch: Any) -> Any:
@@ -164,7 +167,7 @@ class Execution(Replicated):
 
     @tf.autograph.experimental.do_not_convert
     def _steps(self, iterator: Any, steps: Any) -> tuple[Any, Any]:
-        """Up to `steps` steps; returns the logs, and as float64 numbers how many steps, when they began, how long they waited.
+        """Up to `steps` steps; returns the logs, and as float64 numbers the account: steps, when they began, waited, examples.
 
         A step stands in a cond on there being a batch. With a plain `get_next`, what doesn't depend on the data (the count
         of iterations, weight decay) runs once more at the end of data of unknown length, as it does in Keras.
@@ -178,18 +181,25 @@ class Execution(Replicated):
             # is called, and don't find it from one that is called inside a cond.
             values = tuple(self._one_step(batch.get_value()))
             kinds.extend((value.shape, value.dtype) for value in values)
-            return (tf.constant(True), *values)
+            return (self._examples(), *values)
 
         def nothing() -> tuple[Any, ...]:
-            return (tf.constant(False), *(tf.zeros([size or 0 for size in shape], dtype) for shape, dtype in kinds))
+            return (_none(), *(tf.zeros([size or 0 for size in shape], dtype) for shape, dtype in kinds))
 
         outputs = tf.cond(started, step, nothing)
-        done, values = tf.cast(started, tf.int32), outputs[1:]
+        done, examples, values = tf.cast(started, tf.int32), outputs[0], outputs[1:]
         if int(self.engine.model.steps_per_execution) > 1:
-            done, waited, values = self._remaining(iterator, steps, started, waited, self._ended(outputs), values)
+            done, waited, examples, values = self._remaining(
+                iterator, steps, started, waited, self._ended(outputs), examples, values
+            )
         with tf.device("CPU:0"):
-            account = tf.stack([tf.cast(done, tf.float64), began, waited])
+            account = tf.stack([tf.cast(done, tf.float64), began, waited, examples])
         return self._logs(list(values)), account
+
+    def _examples(self) -> Any:
+        """How many examples the step that was just traced has, as a float64 on the host."""
+        with tf.device("CPU:0"):
+            return tf.cast(self.total, tf.float64)
 
     def _next(self, iterator: Any, asked: Any, ended: Any) -> tuple[Any, Any, Any]:
         """The next batch, whether there is one, and how long the replicas, done with the last step at `ended`, waited for it."""
@@ -204,25 +214,26 @@ class Execution(Replicated):
         return waiting.caught_up(self.engine, waiting.now(*waiting.executed(outputs)))
 
     def _remaining(
-        self, iterator: Any, steps: Any, started: Any, waited: Any, ended: Any, values: tuple[Any, ...]
-    ) -> tuple[Any, Any, tuple[Any, ...]]:
+        self, iterator: Any, steps: Any, started: Any, waited: Any, ended: Any, examples: Any, values: tuple[Any, ...]
+    ) -> tuple[Any, Any, Any, tuple[Any, ...]]:
         def more(done: Any, has_batch: Any, *_: Any) -> Any:
             return tf.logical_and(done < steps, has_batch)
 
-        def body(done: Any, _: Any, waited: Any, ended: Any, *values: Any) -> Any:
+        def body(done: Any, _: Any, waited: Any, ended: Any, examples: Any, *values: Any) -> Any:
             batch, has_batch, more_waited = self._next(iterator, waiting.now(done), ended)
 
             def step() -> tuple[Any, ...]:
-                return (tf.constant(True), *self._one_step(batch.get_value()))
+                values = self._one_step(batch.get_value())
+                return (self._examples(), *values)
 
-            outputs = tf.cond(has_batch, step, lambda: (tf.constant(False), *values))
+            outputs = tf.cond(has_batch, step, lambda: (_none(), *values))
             done = done + tf.cast(has_batch, tf.int32)
-            return (done, has_batch, waited + more_waited, self._ended(outputs), *outputs[1:])
+            return (done, has_batch, waited + more_waited, self._ended(outputs), examples + outputs[0], *outputs[1:])
 
-        loop_vars = (tf.cast(started, tf.int32), started, waited, ended, *values)
+        loop_vars = (tf.cast(started, tf.int32), started, waited, ended, examples, *values)
         shapes = tf.nest.map_structure(lambda v: v.shape, loop_vars)
         found = tf.while_loop(more, body, loop_vars, shape_invariants=shapes)
-        return found[0], found[2], tuple(found[4:])
+        return found[0], found[2], found[4], tuple(found[5:])
 
     @tf.autograph.experimental.do_not_convert
     def _one_step(self, batch: Any) -> list[Any]:
@@ -378,6 +389,11 @@ def _concat(parts: Any) -> Any:
     if parts[0].shape.rank == 0:
         return tf.stack(list(parts))
     return tf.concat(list(parts), 0)
+
+
+def _none() -> Any:
+    with tf.device("CPU:0"):
+        return tf.constant(0.0, tf.float64)
 
 
 def _any_batch(value: Any) -> Any:
