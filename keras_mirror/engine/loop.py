@@ -152,8 +152,9 @@ class Execution(Replicated):
             except StopIteration:
                 break
             waited = time.time() - asked
-            self._last = keras.tree.map_structure(_tensor, batch) if self.engine.loss_scales else None
-            values = self._one_measured(keras.tree.map_structure(_tensor, batch))
+            batch = keras.tree.map_structure(_tensor, batch)
+            self._last = batch if self.engine.loss_scales else None
+            values = self._one_measured(batch)
             if self.name == "train_step":
                 self.engine.waiting.add(asked, waited, 1, data.example_count(batch, self.engine.strategy))
         return None if values is None else self._finish(values)

@@ -27,6 +27,7 @@ _SECOND = (
     "first_step_seconds",
 )
 _OWN = frozenset({*_FIRST, *_SECOND})
+_OTHERS = ("memory_mb", "device_ms")
 _EVENTS = ("step", "epoch")
 
 
@@ -251,14 +252,15 @@ def flat(record: dict[str, Any]) -> dict[str, Any]:
     for name, value in record.get("logs", {}).items():
         # A metric may be called as a column of ours.
         out[f"metric_{name}" if name in _OWN else name] = value
-    for name, value in record.get("memory_mb", {}).items():
-        out[f"memory_mb_{name}"] = value
+    for kind in _OTHERS:
+        for name, value in record.get(kind, {}).items():
+            out[f"{kind}_{name}"] = value
     return out
 
 
 def _ordered(names: list[str]) -> list[str]:
-    own = [name for name in names if name not in _OWN and not name.startswith("memory_mb")]
-    memory = [name for name in names if name.startswith("memory_mb")]
+    own = [name for name in names if name not in _OWN and not name.startswith(_OTHERS)]
+    memory = [name for name in names if name.startswith(_OTHERS)]
     return [*_FIRST, *own, *_SECOND, *memory]
 
 

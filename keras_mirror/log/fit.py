@@ -82,6 +82,7 @@ class FitLog:
         self._strategy = strategy
         self._engine = engine_of(model)
         self._replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        self._gpus = records.gpus_of(strategy)
         self._memory = records.Memory(strategy)
         self._rates = logs3.Rates(model)
         running = checkpoint3.running_fit()
@@ -152,6 +153,8 @@ class FitLog:
         self._epochs_took.append(self._meter.epoch_elapsed)
         if len(self._epochs_took) == 1 and self._meter.first is not None:
             self.record["first_step_seconds"] = self._meter.first
+        if self._gpus:
+            self.record["device_ms"] = records.device_times(self._gpus)
         self._write("epoch", self.record)
         self._show("epoch")
 

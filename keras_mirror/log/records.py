@@ -8,6 +8,7 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -20,6 +21,8 @@ from keras_mirror.engine.core import Engine
 # A metric may return a tensor; a longer one isn't worth a line of a log.
 _LONGEST = 64
 _MEMORY_S = 1.0
+# A product of matrices of this size takes a GPU some milliseconds at most.
+_PROBE = 2048
 
 
 def plain(value: Any) -> float | list[Any] | str | None:
@@ -112,6 +115,33 @@ class Memory:
             gpus = {name: tf.config.experimental.get_memory_info(name)["current"] / 1e6 for name in self._gpus}
             self._found = gpus or {"process": _resident() / 1e6}
         return self._found
+
+
+def device_times(names: Sequence[str]) -> dict[str, float]:
+    """Milliseconds that each device takes for the same matrix products: a slower one shows, whatever makes it slow.
+
+    Args:
+        names: devices of this process, such as "GPU:0".
+    """
+    out = {}
+    for name in names:
+        with tf.device(name):
+            square = tf.fill([_PROBE, _PROBE], 1.0 / _PROBE)
+            float(tf.reduce_sum(tf.matmul(square, square)))
+            began = time.perf_counter()
+            product = square
+            for _ in range(4):
+                product = tf.matmul(product, square)
+            # Waits for the device.
+            float(tf.reduce_sum(product))
+        out[name] = 1000 * (time.perf_counter() - began)
+    return out
+
+
+def gpus_of(strategy: Any) -> list[str]:
+    """The GPUs of this process, where there are several: simulated replicas share the same cores."""
+    names = [] if strategy is None else [_short(name) for name in strategy.extended.worker_devices]
+    return names if len(names) > 1 and all(name.startswith("GPU") for name in names) else []
 
 
 def _resident() -> float:

@@ -73,7 +73,7 @@ def values(record: dict[str, Any]) -> list[tuple[str, str]]:
     if record.get("learning_rate") is not None and not {"learning_rate", "effective_learning_rate"} & set(record["logs"]):
         found.append(("lr", rate(record["learning_rate"])))
     if record.get("loss_scale") is not None:
-        found.append(("loss scale", f"{record['loss_scale']:g}"))
+        found.append(("loss scale", count(record["loss_scale"])))
         if record.get("skipped_steps"):
             found.append(("skipped", str(record["skipped_steps"])))
     return found
