@@ -10,6 +10,7 @@ import keras_mirror
 
 def test_every_public_name_is_there():
     wanted = {"MirroredFitter", "EquivalenceReport", "LinearScalingWarmup", "SingleCopyCheckpoint", "__version__"}
+    wanted |= {"RankZero", "RankZeroLogger", "get_logger", "rank_zero_only"}
     assert wanted <= set(keras_mirror.__all__)
     for name in keras_mirror.__all__:
         assert getattr(keras_mirror, name) is not None
@@ -64,6 +65,22 @@ def test_the_checkpoint_has_the_agreed_parameters():
         "background": True,
         "weights_only": False,
         "on_error": "raise",
+    }
+
+
+def test_rank_zero_has_the_agreed_parameters():
+    parameters = inspect.signature(keras_mirror.RankZero).parameters
+    assert {name: p.default for name, p in parameters.items() if name != "callback"} == {"decides": "auto"}
+
+
+def test_the_logger_has_the_agreed_parameters():
+    parameters = inspect.signature(keras_mirror.RankZeroLogger).parameters
+    assert {name: p.default for name, p in parameters.items()} == {
+        "every": 10,
+        "console": True,
+        "csv": None,
+        "jsonl": None,
+        "tensorboard": None,
     }
 
 

@@ -123,7 +123,9 @@ class Resuming:
 
     def _continue_logs(self, checkpoint: Checkpoint) -> None:
         """Keras's CSVLogger empties its file when training begins, and a crash after a row would write that row twice."""
-        for callback in self._run.fit.callbacks.callbacks:
+        for each in self._run.fit.callbacks.callbacks:
+            # RankZero(CSVLogger(...)) says which it holds.
+            callback = getattr(each, "callback", each)
             if type(callback) is keras.callbacks.CSVLogger:
                 callback.append = True
                 if self._run.workers.first:

@@ -30,11 +30,16 @@ class Workers:
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         """The sum of each number over the workers."""
+        return [float(each) for each in self.total_of(np.asarray(list(numbers), np.float64))]
+
+    def total_of(self, array: np.ndarray) -> np.ndarray:
+        """The sum of an array over the workers, in float64."""
         if self.alone or self._strategy is None:
-            return list(numbers)
+            return array
         if self._sum is None:
             self._sum = tf.function(self._add, input_signature=[tf.TensorSpec([None], tf.float64)], autograph=False)
-        return [float(each) for each in self._sum(tf.constant(list(numbers), tf.float64)).numpy()]
+        total: np.ndarray = self._sum(tf.constant(array.reshape(-1), tf.float64)).numpy()
+        return total.reshape(array.shape)
 
     def _add(self, numbers: Any) -> Any:
         strategy = self._strategy

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 import keras_mirror
-from keras_mirror.cli import demo
+from keras_mirror.cli import demo, report
 from keras_mirror.cli.common import CANNOT_RUN, INTERRUPTED, CannotRun
 
 # Each has add_to(commands), which adds a parser whose default `run` takes the parsed arguments and returns the exit status.
-_COMMANDS = (demo,)
+_COMMANDS = (demo, report)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -155,6 +155,13 @@ def local_parts(distributed: Any, strategy: tf.distribute.Strategy) -> list[Any]
     ]
 
 
+def example_count(batch: Any, strategy: tf.distribute.Strategy) -> int:
+    """How many examples a batch has, outside a graph; of one that the user distributed, those of this process."""
+    batch = without_optionals(batch)
+    parts = local_parts(batch, strategy) if is_distributed_batch(batch) else [batch]
+    return sum(int(rows(batch_leaves(part)[0])) for part in parts)
+
+
 def shares_of(local: list[Any]) -> tuple[list[Any], list[Share]]:
     """The shares' data and their `Share`s where each replica's part is given."""
     counts = [rows(batch_leaves(part)[0]) for part in local]

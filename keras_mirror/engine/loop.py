@@ -65,6 +65,7 @@ class Replicated:
         engine = self.engine
         batch = data.without_optionals(batch)
         parts, shares = self.shares(batch)
+        self.total: Any = shares[0].total
         siblings: dict[int, Step] = {}
 
         @tf.autograph.experimental.do_not_convert
@@ -127,15 +128,17 @@ class Execution(Replicated):
             if not batch.has_value():
                 return None
             values = self._one_measured(batch.get_value())
+            if self.name == "train_step":
+                self.engine.waiting.count(1, data.example_count(batch.get_value(), self.engine.strategy))
             started, logs = self._timed(iterator, steps - 1) if steps > 1 else (False, None)
             return logs if started else self._finish(values)
         return logs if started else None
 
     def _timed(self, iterator: Any, steps: int) -> tuple[Any, Any]:
         logs, account = self._many(iterator, tf.constant(steps))
-        done, began, waited = account.numpy().tolist()
+        done, began, waited, examples = account.numpy().tolist()
         if self.name == "train_step" and done:
-            self.engine.waiting.add(began, waited)
+            self.engine.waiting.add(began, waited, done, examples)
         if 0 < done < steps:
             self.engine.epoch_is_over(self.name)
         generation.count_steps(self.engine.model, self.name, int(done))
@@ -150,10 +153,11 @@ class Execution(Replicated):
             except StopIteration:
                 break
             waited = time.time() - asked
-            self._last = keras.tree.map_structure(_tensor, batch) if self.engine.loss_scales else None
-            values = self._one_measured(keras.tree.map_structure(_tensor, batch))
+            batch = keras.tree.map_structure(_tensor, batch)
+            self._last = batch if self.engine.loss_scales else None
+            values = self._one_measured(batch)
             if self.name == "train_step":
-                self.engine.waiting.add(asked, waited)
+                self.engine.waiting.add(asked, waited, 1, data.example_count(batch, self.engine.strategy))
         return None if values is None else self._finish(values)
 
     def _one_measured(self, batch: Any) -> Any:
@@ -165,7 +169,7 @@ class Execution(Replicated):
 
     @tf.autograph.experimental.do_not_convert
     def _steps(self, iterator: Any, steps: Any) -> tuple[Any, Any]:
-        """Up to `steps` steps; returns the logs, and as float64 numbers how many steps, when they began, how long they waited.
+        """Up to `steps` steps; returns the logs, and as float64 numbers the account: steps, when they began, waited, examples.
 
         A step stands in a cond on there being a batch. With a plain `get_next`, what doesn't depend on the data (the count
         of iterations, weight decay) runs once more at the end of data of unknown length, as it does in Keras.
@@ -176,25 +180,31 @@ class Execution(Replicated):
         def more(done: Any, has_batch: Any, *_: Any) -> Any:
             return tf.logical_and(done < steps, has_batch)
 
-        def body(done: Any, _: Any, waited: Any, ended: Any, kept: Any) -> Any:
+        def body(done: Any, _: Any, waited: Any, examples: Any, ended: Any, kept: Any) -> Any:
             batch, has_batch, more_waited = self._next(iterator, waiting.now(done), ended)
 
             def step() -> tuple[Any, Any]:
                 # Not through a tf.function of its own: collectives (NCCL, several workers) take their keys from the function
                 # that is called, and don't find it from one that is called inside a cond.
-                return tf.constant(True), values.keep(self._one_step(batch.get_value()))
+                kept = values.keep(self._one_step(batch.get_value()))
+                return self._examples(), kept
 
-            outputs = tf.cond(has_batch, step, lambda: (tf.constant(False), kept))
+            outputs = tf.cond(has_batch, step, lambda: (_zero(), kept))
             done = done + tf.cast(has_batch, tf.int32)
-            return done, has_batch, waited + more_waited, self._ended(outputs), outputs[1]
+            return done, has_batch, waited + more_waited, examples + outputs[0], self._ended(outputs), outputs[1]
 
         ended = waiting.caught_up(self.engine, began)
-        loop_vars = (tf.constant(0), tf.constant(True), tf.zeros([], tf.float64), ended, values.none())
+        loop_vars = (tf.constant(0), tf.constant(True), _zero(), _zero(), ended, values.none())
         one = generation.steps_per_execution(self.engine.model) == 1
-        done, _, waited, _, kept = body(*loop_vars) if one else tf.while_loop(more, body, loop_vars)
+        done, _, waited, examples, _, kept = body(*loop_vars) if one else tf.while_loop(more, body, loop_vars)
         with tf.device("CPU:0"):
-            account = tf.stack([tf.cast(done, tf.float64), began, waited])
+            account = tf.stack([tf.cast(done, tf.float64), began, waited, examples])
         return self._logs(values.read(kept)), account
+
+    def _examples(self) -> Any:
+        """How many examples the step that was just traced has, as a float64 on the host."""
+        with tf.device("CPU:0"):
+            return tf.cast(self.total, tf.float64)
 
     def _next(self, iterator: Any, asked: Any, ended: Any) -> tuple[Any, Any, Any]:
         """The next batch, whether there is one, and how long the replicas, done with the last step at `ended`, waited for it."""
@@ -399,6 +409,11 @@ def _concat(parts: Any) -> Any:
     if parts[0].shape.rank == 0:
         return tf.stack(list(parts))
     return tf.concat(list(parts), 0)
+
+
+def _zero() -> Any:
+    with tf.device("CPU:0"):
+        return tf.constant(0.0, tf.float64)
 
 
 def _any_batch(value: Any) -> Any:

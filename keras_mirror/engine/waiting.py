@@ -26,10 +26,13 @@ class Waiting:
     Attributes:
         waited: seconds that steps of the epoch waited for data.
         total: seconds from the first step's begin to the last step's end.
+        steps: how many steps were trained on, since the model was made; over all epochs.
+        examples: of how many examples.
     """
 
     def __init__(self) -> None:
         self.warned = False
+        self.steps, self.examples = 0, 0.0
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -37,8 +40,14 @@ class Waiting:
         self.waited = self.total = 0.0
         self._began: float | None = None
 
-    def add(self, began: float, waited: float) -> None:
+    def count(self, steps: float, examples: float) -> None:
+        """Counts steps that are trained on outside such a call."""
+        self.steps += int(steps)
+        self.examples += examples
+
+    def add(self, began: float, waited: float, steps: float = 0, examples: float = 0.0) -> None:
         """Counts a call of one or more steps that has just returned: when it began (Unix time) and how long it waited."""
+        self.count(steps, examples)
         self._began = began if self._began is None else self._began
         self.waited += waited
         self.total = time.time() - self._began
