@@ -6,14 +6,13 @@ import numbers
 import os
 from typing import Any
 
-import keras
-
 from keras_mirror.callbacks import decisions
 from keras_mirror.checkpoint.workers import Workers
 from keras_mirror.engine.core import engine_of
 from keras_mirror.log import files
 from keras_mirror.log.fit import FitLog, Run
 from keras_mirror.seams import checkpoint3, logs3
+from keras_mirror.seams.stack import keras
 
 WHO = files.WHO
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import keras
-
 from keras_mirror import ranks
 from keras_mirror.callbacks import decisions
 from keras_mirror.engine.core import engine_of
 from keras_mirror.seams import callbacks as seams
+from keras_mirror.seams.stack import keras
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _HOOKS = (

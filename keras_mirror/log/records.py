@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 import keras_mirror
 from keras_mirror.engine.core import Engine
+from keras_mirror.seams.stack import keras
 
 # A metric may return a tensor; a longer one isn't worth a line of a log.
 _LONGEST = 64
