@@ -403,6 +403,16 @@ def is_optimizer(value: Any) -> bool:
     return isinstance(value, (_optimizer.Optimizer, _legacy.OptimizerV2))
 
 
+def optimizer_name(optimizer: Any) -> str:
+    """What an optimizer (or a metric) is called in messages."""
+    return str(getattr(optimizer, "_name", "") or optimizer.name)
+
+
+def titled(owner: Any) -> str:
+    """Name and class of an optimizer or a metric, for messages."""
+    return f"{optimizer_name(owner)!r} ({type(owner).__name__})"
+
+
 def held_optimizers(owner: Any) -> list[Any]:
     """The optimizers that a model or a wrapping optimizer holds, as attributes or in lists and dicts, found by type."""
     return [value for held in vars(owner).values() for value in _members(held) if is_optimizer(value)]
