@@ -233,9 +233,14 @@ def takes_added_losses_itself() -> bool:
     return True
 
 
+def layer_key(layer: Any) -> str:
+    """What tells the layers of a model apart, in this process."""
+    return f"{layer.name} {id(layer)}"
+
+
 def layer_path(layer: Any) -> str:
-    """What tells the layers of a model apart."""
-    return str(layer.name_scope_name if hasattr(layer, "name_scope_name") else layer.name)
+    """What a layer is called in messages."""
+    return str(layer.name)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

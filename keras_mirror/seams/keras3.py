@@ -450,8 +450,13 @@ def check_model(model: Any, replicas: int) -> None:
     """Nothing is refused."""
 
 
+def layer_key(layer: Any) -> str:
+    """What tells the layers of a model apart, in this process."""
+    return str(layer.path)
+
+
 def layer_path(layer: Any) -> str:
-    """What tells the layers of a model apart."""
+    """What a layer is called in messages."""
     return str(layer.path)
 
 
