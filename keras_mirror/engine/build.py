@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,15 @@ class BuildStep:
     def apply(self, original: Callable[..., Any], instance: Any, grads: Any, trainable_variables: Any = None) -> None:
         if trainable_variables is not None:
             generation.build_optimizer(instance, list(trainable_variables))
+
+    def metric_weight(self, value: Any, sample_weight: Any) -> Any:
+        return sample_weight
+
+    def in_container(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def loss_scale_decided(self, state: Any, scale: Any, is_finite: Any, grads: Any) -> None:
+        """Nothing is counted."""
 
     def __getattr__(self, hook: str) -> Callable[..., Any]:
         if hook not in vars(gate.Hooks):

@@ -124,7 +124,7 @@ class Engine:
             strangers = generation.strangers(optimizer, generation.model_variables(self.model))
             if strangers and self.model.built:
                 raise ValueError(
-                    f"compile: the optimizer {optimizer.name!r} ({type(optimizer).__name__}) was already used to train"
+                    f"compile: the optimizer {generation.titled(optimizer)} was already used to train"
                     f" another model (it holds state for {strangers[0]!r}).\n"
                     "An optimizer belongs to one model: pass a new one, e.g."
                     f" {type(optimizer).__name__}.from_config(optimizer.get_config())."
@@ -148,7 +148,7 @@ class Engine:
         for variable in variables:
             if tf_seams.owner_of(generation.raw_variable(variable)) not in (None, self.strategy):
                 raise ValueError(
-                    f"compile: the {kind} {owner.name!r} ({type(owner).__name__}) belongs to a model on other replicas.\n"
+                    f"compile: the {kind} {generation.titled(owner)} belongs to a model on other replicas.\n"
                     f"One {kind} can't serve two strategies: pass a new one, e.g."
                     f" {type(owner).__name__}.from_config({kind}.get_config())."
                 )
@@ -236,6 +236,7 @@ class Engine:
         phase = self.phase
         step_name = f"{phase}_step"
         own = generation.has_own_step(self.model, step_name)
+        generation.check_model(self.model, self.replicas)
         with self.strategy.scope(), generation.dtype_policy(self.policy):
             if not generation.is_built(self.model):
                 try:

@@ -124,7 +124,7 @@ def added(step: Step, original: Callable[..., Any], layer: Any, loss: Any) -> No
         raise measure.Unmeasured
     held = step.losses.setdefault(id(layer), [])
     for value in keras.tree.flatten(loss):
-        is_sum = (generation.layer_path(layer), len(held)) in (step.engine.sums_added or ())
+        is_sum = (generation.layer_key(layer), len(held)) in (step.engine.sums_added or ())
         held.append(value if step.alone or not is_sum else value * step.inverse_weight(value.dtype))
         if generation.takes_added_losses_itself():
             original(layer, held[-1])

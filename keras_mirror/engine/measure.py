@@ -43,7 +43,7 @@ class Recorder(BuildStep):
             index = self._counts.get(id(layer), 0)
             self._counts[id(layer)] = index + 1
             if len(value.shape) == 0:
-                self.added[(generation.layer_path(layer), index)] = float(value)
+                self.added[(generation.layer_key(layer), index)] = float(value)
         original(layer, loss_value)
 
     def clear_losses(self, original: Callable[..., Any], layer: Any) -> None:

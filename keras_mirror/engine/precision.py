@@ -169,7 +169,9 @@ class Counts:
         """The counts of this process's first replica; every replica has the same."""
         counts = self._values()
         scale = float(_scale_of(self.optimizer))
-        return LossScaling(self.optimizer.name, scale, int(counts[_STEPS]), int(counts[_SKIPPED]), int(counts[_IN_A_ROW]))
+        return LossScaling(
+            generation.optimizer_name(self.optimizer), scale, int(counts[_STEPS]), int(counts[_SKIPPED]), int(counts[_IN_A_ROW])
+        )
 
     @property
     def is_hopeless(self) -> bool:
@@ -277,8 +279,9 @@ class LossScales:
         """Says once that a train_step applied gradients of a loss that was never scaled."""
         if id(optimizer) not in self._warned:
             self._warned.add(id(optimizer))
+            name = generation.optimizer_name(optimizer)
             notices.warn(
-                f"train_step: {optimizer.name!r} was given gradients without its scale_loss having been called in the step; it"
+                f"train_step: {name!r} was given gradients without its scale_loss having been called in the step; it"
                 " divides them by its loss scale, so that next to nothing is learned.\nTake the gradient of"
                 " self.optimizer.scale_loss(loss), as Keras's guide to mixed precision does. (Where the step multiplies by the"
                 " optimizer's dynamic_scale itself, all is well.)"
@@ -289,7 +292,7 @@ class LossScales:
         if id(optimizer) not in self._warned:
             self._warned.add(id(optimizer))
             notices.warn(
-                f"train_step: layers compute in float16, and {optimizer.name!r} ({type(optimizer).__name__}) scales no loss, so"
+                f"train_step: layers compute in float16, and {generation.titled(optimizer)} scales no loss, so"
                 " that small gradients become 0: Keras puts a LossScaleOptimizer around the one optimizer that its own compile is"
                 " given.\nWrap yours: keras.optimizers.LossScaleOptimizer(optimizer), and take the gradient of its"
                 " scale_loss(loss)."

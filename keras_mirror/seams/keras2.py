@@ -233,9 +233,14 @@ def takes_added_losses_itself() -> bool:
     return True
 
 
+def layer_key(layer: Any) -> str:
+    """What tells the layers of a model apart, in this process."""
+    return f"{layer.name} {id(layer)}"
+
+
 def layer_path(layer: Any) -> str:
-    """What tells the layers of a model apart."""
-    return str(layer.name_scope_name if hasattr(layer, "name_scope_name") else layer.name)
+    """What a layer is called in messages."""
+    return str(layer.name)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -401,6 +406,16 @@ def _prepare(original: Callable[..., Any]) -> Callable[..., Any]:
 def is_optimizer(value: Any) -> bool:
     """Whether `value` is an optimizer of either family, a wrapper of one included."""
     return isinstance(value, (_optimizer.Optimizer, _legacy.OptimizerV2))
+
+
+def optimizer_name(optimizer: Any) -> str:
+    """What an optimizer (or a metric) is called in messages."""
+    return str(getattr(optimizer, "_name", "") or optimizer.name)
+
+
+def titled(owner: Any) -> str:
+    """Name and class of an optimizer or a metric, for messages."""
+    return f"{optimizer_name(owner)!r} ({type(owner).__name__})"
 
 
 def held_optimizers(owner: Any) -> list[Any]:

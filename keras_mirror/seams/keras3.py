@@ -136,6 +136,16 @@ def is_optimizer(value: Any) -> bool:
     return isinstance(value, base_optimizer.BaseOptimizer)
 
 
+def optimizer_name(optimizer: Any) -> str:
+    """What an optimizer (or a metric) is called in messages."""
+    return str(optimizer.name)
+
+
+def titled(owner: Any) -> str:
+    """Name and class of an optimizer or a metric, for messages."""
+    return f"{optimizer_name(owner)!r} ({type(owner).__name__})"
+
+
 def held_optimizers(owner: Any) -> list[Any]:
     """The optimizers that a model or a wrapping optimizer holds, as attributes or in lists and dicts, found by type."""
     return [value for held in vars(owner).values() for value in _members(held) if is_optimizer(value)]
@@ -440,8 +450,13 @@ def check_model(model: Any, replicas: int) -> None:
     """Nothing is refused."""
 
 
+def layer_key(layer: Any) -> str:
+    """What tells the layers of a model apart, in this process."""
+    return str(layer.path)
+
+
 def layer_path(layer: Any) -> str:
-    """What tells the layers of a model apart."""
+    """What a layer is called in messages."""
     return str(layer.path)
 
 
