@@ -212,14 +212,13 @@ class FitLog:
     @property
     def run_left(self) -> float | None:
         """Seconds to the end of the run, at the pace of the last epoch."""
-        if not self._epochs_took:
-            return None if self.epoch_left is None else self.epoch_left + (self.epochs - self.epoch) * self._whole_epoch()
-        if self.step == self.steps and len(self._epochs_took) and self.record.get("seconds") is not None:
-            return (self.epochs - self.epoch) * self._epochs_took[-1]
-        return (self.epoch_left or 0.0) + (self.epochs - self.epoch) * self._epochs_took[-1]
-
-    def _whole_epoch(self) -> float:
-        return self._meter.epoch_elapsed / self.step * (self.steps or self.step)
+        rest = self.epochs - self.epoch
+        if self.record.get("seconds") is not None:
+            return rest * self._epochs_took[-1] if rest else None
+        if self._epochs_took:
+            return (self.epoch_left or 0.0) + rest * self._epochs_took[-1]
+        left = self.epoch_left
+        return None if left is None or not self.steps else left + rest * self._meter.epoch_elapsed / self.step * self.steps
 
     # -- what is written
 
