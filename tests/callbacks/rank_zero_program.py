@@ -130,6 +130,11 @@ if KERAS_2:
     out["refused_saving"] = error(RankZero(saving))
 else:
     out["normalized"] = fit(RankZero(stopping), RankZero(saving))
+if not KERAS_2:
+    from keras_mirror import RankZeroLogger
+
+    out["logger"] = fit(RankZeroLogger(1, jsonl=os.path.join(folder, "log.jsonl")))
+    out["cant_log"] = error(RankZeroLogger(1, jsonl=os.path.join(folder, "log.csv", "log.jsonl")))
 logger = get_logger("program", strategy=strategy)
 logger.warning("once")
 logger.warning("in turn", workers="in_order")
