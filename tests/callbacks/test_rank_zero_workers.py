@@ -123,7 +123,7 @@ def test_the_logger_is_the_first_workers(workers):
     assert [record["logs"]["loss"] for record in records if record["event"] == "epoch"] == first["bare"]["loss"]
     assert [record["step"] for record in records if record["event"] == "step"] == list(range(1, 19))
     assert (records[0]["workers"], records[0]["replicas"]) == (2, 2)
-    assert first["cant_log"].startswith("OSError") or first["cant_log"].startswith("NotADirectoryError")
+    assert "can't be written to" in first["cant_log"]
     assert second["cant_log"].startswith("RuntimeError: RankZeroLogger: the first worker can't write the log")
 
 
