@@ -57,7 +57,8 @@ SCRIPTS = {str(page.relative_to(ROOT)): script_of(page.read_text(encoding="utf-8
 @pytest.mark.parametrize("page", [page for page, script in SCRIPTS.items() if script])
 def test_code_blocks_run(page: str, tmp_path: Path) -> None:
     # A file of its own, and not exec: tf.function and inspect read a function's source from its file.
-    script = tmp_path / Path(page).with_suffix(".py").name.replace("-", "_")
+    # The prefix: logging.md mustn't stand for the standard library's module.
+    script = tmp_path / f"page_{Path(page).stem.replace('-', '_')}.py"
     script.write_text(SCRIPTS[page], encoding="utf-8")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}

@@ -175,6 +175,8 @@ class _Last(keras.callbacks.Callback):
     """The last callback of a fit: what it saves is what all others, Keras's History too, have made of an event."""
 
     keras_mirror_is_the_checkpoint = True
+    # Logs are converted when they are saved; see seams/logs3.py.
+    keras_mirror_takes_raw_logs = True
 
     def __init__(self, run: Run) -> None:
         super().__init__()

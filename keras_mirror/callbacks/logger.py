@@ -119,10 +119,15 @@ class RankZeroLogger(keras.callbacks.Callback):
         if self._fit is not None:
             self._fit.on_epoch_begin(epoch)
 
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes where a call of one or more steps begins."""
+        if self._fit is not None:
+            self._fit.begun_at = batch
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts; writes and draws what is due."""
         if self._fit is not None:
-            self._fit.on_batch_end(batch, logs)
+            self._fit.on_batch_end(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes and shows the epoch's line."""

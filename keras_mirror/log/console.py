@@ -94,10 +94,13 @@ class Terminal(Plain):
         self._live.update(_bar(progress), refresh=True)
 
     def epoch(self, progress: Progress) -> None:
-        head, *others = _epoch_parts(progress)
-        pairs = "  ".join(f"[dim]{_escaped(name)}[/] [bold]{value}[/]" for name, value in text.values(progress.record))
-        rest = "  ".join(_escaped(part) for part in others[len(text.values(progress.record)) :])
-        self._console.print(f"[cyan]{head}[/]  {pairs}  [dim]{rest}[/]")
+        record = progress.record
+        head, *_ = _epoch_parts(progress)
+        pairs = "  ".join(f"[dim]{_escaped(name)}[/] [bold]{value}[/]" for name, value in text.values(record))
+        # The bar below has the rest.
+        speed = record.get("examples_per_second")
+        rest = [f"{text.count(speed)} examples/s"] if speed else []
+        self._console.print(f"[cyan]{head}[/]  {pairs}  [dim]{'  '.join([*rest, text.duration(record['seconds'])])}[/]")
 
     def close(self) -> None:
         live, self._live = self._live, None

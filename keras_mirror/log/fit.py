@@ -100,7 +100,8 @@ class FitLog:
         self._step_before, self._seconds_before = run.step, run.seconds
         self._skipped_before = self._skipped()
         self._counted: tuple[int, float] = (0, 0.0)
-        self._last_batch = -1
+        self._each = int(getattr(model, "steps_per_execution", 1) or 1)
+        self.begun_at = 0
         self._epochs_took: list[float] = []
         # What a console draws from.
         self.epoch, self.step = 1, 0
@@ -121,14 +122,14 @@ class FitLog:
             # Not earlier: only now a run that goes on knows that it does.
             self._opened = True
             self._open()
-        self.epoch, self.step, self._last_batch = epoch + 1, 0, -1
+        self.epoch, self.step, self.begun_at = epoch + 1, 0, 0
         if self._engine is not None:
             self._counted = (self._engine.waiting.steps, self._engine.waiting.examples)
         self._meter.begin_epoch()
 
     @_guarded
-    def on_batch_end(self, batch: int, logs: Any) -> None:
-        steps, examples = self._done(batch)
+    def on_batch_end(self, logs: Any) -> None:
+        steps, examples = self._done()
         if not steps:  # A call whose steps were all made before the run went on.
             return
         before = self._step_before + self._meter.steps
@@ -137,7 +138,7 @@ class FitLog:
         values = records.plain_logs(logs) if due else None
         tracing = self._meter.first is None
         now = self._meter.executed(steps, examples)
-        self.step = self._position(batch)
+        self.step = self._position(steps)
         if values is not None:
             self.record = self._record(values, self._meter.window())
             self._write("step", self.record)
@@ -185,19 +186,22 @@ class FitLog:
 
     # -- counting
 
-    def _done(self, batch: int) -> tuple[int, float | None]:
+    def _done(self) -> tuple[int, float | None]:
         """Steps and examples of the call that has just ended. Keras counts all of a call's steps where it had fewer, too."""
         if self._engine is not None:
             now, before = (self._engine.waiting.steps, self._engine.waiting.examples), self._counted
             self._counted = now
             return now[0] - before[0], now[1] - before[1]
-        last = self._position(batch)
-        steps, self._last_batch = last - 1 - self._last_batch, last - 1
+        steps = self._position(self._each) - self.step
         return steps, None if self._batch_size is None else float(steps * self._batch_size)
 
-    def _position(self, batch: int) -> int:
-        """How many steps of the epoch are done."""
-        return batch + 1 if not self.steps else min(batch + 1, self.steps)
+    def _position(self, steps: int) -> int:
+        """How many steps of the epoch are done, with those of the call that has just ended.
+
+        Keras 3.10 tells that call's first batch at its end, later versions its last: so it is noted at its beginning. A run that
+        goes on may begin inside a call.
+        """
+        return min(self.begun_at + self._each, self.steps) if self.steps else self.begun_at + steps
 
     def _skipped(self) -> int:
         return 0 if self._engine is None else sum(each.skipped for each in self._engine.loss_scales.read())
@@ -212,14 +216,13 @@ class FitLog:
     @property
     def run_left(self) -> float | None:
         """Seconds to the end of the run, at the pace of the last epoch."""
-        if not self._epochs_took:
-            return None if self.epoch_left is None else self.epoch_left + (self.epochs - self.epoch) * self._whole_epoch()
-        if self.step == self.steps and len(self._epochs_took) and self.record.get("seconds") is not None:
-            return (self.epochs - self.epoch) * self._epochs_took[-1]
-        return (self.epoch_left or 0.0) + (self.epochs - self.epoch) * self._epochs_took[-1]
-
-    def _whole_epoch(self) -> float:
-        return self._meter.epoch_elapsed / self.step * (self.steps or self.step)
+        rest = self.epochs - self.epoch
+        if self.record.get("seconds") is not None:
+            return rest * self._epochs_took[-1] if rest else None
+        if self._epochs_took:
+            return (self.epoch_left or 0.0) + rest * self._epochs_took[-1]
+        left = self.epoch_left
+        return None if left is None or not self.steps else left + rest * self._meter.epoch_elapsed / self.step * self.steps
 
     # -- what is written
 

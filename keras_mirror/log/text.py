@@ -10,9 +10,8 @@ def header(facts: dict[str, Any]) -> list[str]:
     """What a run's log begins with, in two lines."""
     versions = facts["versions"]
     replicas, batch, steps = facts["replicas"], facts["global_batch"], facts["steps_per_epoch"]
-    where = f"{replicas} replica{'s' * (replicas != 1)} ({', '.join(facts['devices'])})"
-    if facts["workers"] > 1:
-        where += f" on each of {facts['workers']} workers" if replicas > facts["workers"] else f", {facts['workers']} workers"
+    workers = f" on each of {facts['workers']} workers" if facts["workers"] > 1 else ""
+    where = f"{replicas} replica{'s' * (replicas != 1)} ({', '.join(facts['devices'])}{workers})"
     parts = [
         where,
         f"global batch {batch}" if batch else None,
@@ -67,16 +66,27 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+# What callbacks add to an epoch's logs, and a line says in its own, shorter words.
+_SAID_ANYWAY = frozenset({"learning_rate", "effective_learning_rate", "loss_scale", "skipped_steps", "skipped_share"})
+
+
 def values(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and values of a record's metrics and settings, in the order of reading."""
-    found = [(name, number(value)) for name, value in record["logs"].items() if not isinstance(value, (list, str))]
-    if record.get("learning_rate") is not None and not {"learning_rate", "effective_learning_rate"} & set(record["logs"]):
+    """Names and values of a record's metrics and settings, in the order of reading: the loss first, validation beside each."""
+    logs = {name: value for name, value in record["logs"].items() if not isinstance(value, (list, str))}
+    names = sorted(set(logs) - _SAID_ANYWAY, key=_reading_order)
+    found = [(name, number(logs[name])) for name in names]
+    if record.get("learning_rate") is not None:
         found.append(("lr", rate(record["learning_rate"])))
     if record.get("loss_scale") is not None:
         found.append(("loss scale", count(record["loss_scale"])))
         if record.get("skipped_steps"):
             found.append(("skipped", str(record["skipped_steps"])))
     return found
+
+
+def _reading_order(name: str) -> tuple[bool, str, bool]:
+    base = name.removeprefix("val_")
+    return base != "loss", base, name != base
 
 
 def speed(record: dict[str, Any]) -> list[str]:
@@ -95,5 +105,5 @@ def speed(record: dict[str, Any]) -> list[str]:
         found.append(f"{share:.0%} waiting for data")
     memory = record.get("memory_mb") or {}
     if memory:
-        found.append(f"{count(max(memory.values()) * 1e6)}B memory")
+        found.append(f"{count(max(memory.values()))} MB")
     return found

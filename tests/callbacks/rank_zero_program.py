@@ -121,6 +121,11 @@ out["slower_in_batch"] = fit(RankZero(AtBatch(slower)))
 out["zeroed"] = fit(RankZero(AtEpoch(zero_weights)), epochs=2)
 out["failed_in_epoch"] = error(RankZero(AtEpoch(fail)))
 out["failed_in_batch"] = error(RankZero(AtTest(fail), decides="epoch"))
+if not KERAS_2:
+    from keras_mirror import RankZeroLogger
+
+    out["logger"] = fit(RankZeroLogger(1, jsonl=os.path.join(folder, "log.jsonl")))
+    out["cant_log"] = error(RankZeroLogger(1, jsonl=os.path.join(folder, "log.csv", "log.jsonl")))
 normalized = True
 best = os.path.join(folder, "best.keras")
 stopping = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=9.0, restore_best_weights=True)

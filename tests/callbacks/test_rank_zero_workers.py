@@ -115,6 +115,18 @@ def test_statistics_of_all_workers(workers):
             assert (folder / "best.keras").exists()
 
 
+@pytest.mark.skipif(KERAS_2, reason="RankZeroLogger needs Keras 3")
+def test_the_logger_is_the_first_workers(workers):
+    (first, second), _, folder = workers
+    assert first["logger"] == second["logger"] == first["bare"]
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [record["logs"]["loss"] for record in records if record["event"] == "epoch"] == first["bare"]["loss"]
+    assert [record["step"] for record in records if record["event"] == "step"] == list(range(1, 19))
+    assert (records[0]["workers"], records[0]["replicas"]) == (2, 2)
+    assert "can't be written to" in first["cant_log"]
+    assert second["cant_log"].startswith("RuntimeError: RankZeroLogger: the first worker can't write the log")
+
+
 def test_functions_and_loggers(workers):
     results, said, _ = workers
     assert [result["function"] for result in results] == ["ran", "left"]
