@@ -2,7 +2,7 @@
 
 RankZeroLogger shows training and writes it down, SingleCopyCheckpoint saves it, LinearScalingWarmup leads the larger batch's rate
 in, EarlyStopping ends it, and TensorBoard gets its files from the first worker only. `keras-mirror report FOLDER/log.jsonl` makes
-a page of it afterwards.
+a page of it afterwards. It needs scikit-learn and tensorboard: pip install -e ".[demo,log]".
 """
 
 from __future__ import annotations

@@ -46,11 +46,12 @@ class RankZeroLogger(keras.callbacks.Callback):
             elsewhere: one for each epoch and at most one each ten seconds. False: nothing is drawn.
         csv: the path of a CSV file, which begins with the run's versions, devices, global batch, seed and command as comments.
         jsonl: the path of a file with one JSON object in each line, of which `keras-mirror report` makes a page.
-        tensorboard: a directory for TensorBoard's event files.
+        tensorboard: a directory for TensorBoard's event files. It needs the package tensorboard, which the extra `log` brings.
 
     Raises:
         TypeError, ValueError: `every` isn't a whole number of at least 1; a path is none. When training begins: a file is there
             that is no log of this kind.
+        ImportError: when training begins: `tensorboard` is given and the package isn't installed.
         OSError: when training begins: a file or directory can't be written to.
     """
 
@@ -101,7 +102,7 @@ class RankZeroLogger(keras.callbacks.Callback):
             try:
                 for sink in self._sinks.values():
                     sink.check()
-            except (OSError, ValueError) as error:
+            except (ImportError, OSError, ValueError) as error:
                 failure = error
         if workers.any(failure is not None):
             if failure is not None:

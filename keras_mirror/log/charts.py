@@ -215,7 +215,8 @@ def is_logarithmic(chart: Chart) -> bool:
 
 
 def _spans_decades(chart: Chart, low: float, high: float) -> bool:
-    return chart.logarithmic and low > 0 and math.log10(high / low) > _DECADES
+    # A power of ten below 1e-290 may round to 0, and a quotient overflow: differences of logarithms don't.
+    return chart.logarithmic and low > 1e-290 and math.log10(high) - math.log10(low) > _DECADES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +246,8 @@ class _Axis:
 
     def part(self, value: float) -> float:
         if self.logarithmic:
-            return math.log(max(value, 0.9 * self.low) / self.low) / math.log(self.high / self.low)
+            low, high = math.log10(self.low), math.log10(self.high)
+            return (math.log10(max(value, 0.9 * self.low)) - low) / (high - low)
         return (value - self.low) / (self.high - self.low)
 
     def label(self, value: float) -> str:

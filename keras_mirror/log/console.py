@@ -176,7 +176,7 @@ class Throttle:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._next = time.perf_counter() + min(seconds, 0.3)
+        self._next = time.perf_counter() + seconds
 
     def due(self, now: float) -> bool:
         """Whether it may be done now; then not before so many seconds from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import math
@@ -311,8 +312,15 @@ class TensorBoard:
         """To be called before training begins.
 
         Raises:
+            ImportError: tensorboard isn't installed, without which TensorFlow writes no summaries.
             OSError: the directory can't be written to.
         """
+        # TensorFlow installed it up to 2.20, and says that it is missing only when the first scalar is written.
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ImportError(
+                f'{WHO}: tensorboard="{self.path}" needs the package tensorboard, which isn\'t installed.\n'
+                'Install it: pip install tensorboard, or pip install "keras-mirror[log]".'
+            )
         try:
             os.makedirs(self.path, exist_ok=True)
             if not os.access(self.path, os.W_OK):

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import importlib.util
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from keras_mirror import LossScaleMonitor, MirroredFitter, RankZero, RankZeroLogger, SingleCopyCheckpoint
-from keras_mirror.log import files
+from keras_mirror.log import console, files
 from keras_mirror.seams import logs3
 
 RNG = np.random.default_rng(0)
@@ -47,6 +48,12 @@ def read(path):
 def rows(path):
     with open(path, newline="") as file:
         return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+@pytest.fixture(autouse=True)
+def _no_line_within_an_epoch(monkeypatch):
+    """A plain console's, which on a busy machine may come in a short fit, too."""
+    monkeypatch.setattr(console.Plain, "every_s", 600.0)
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +260,14 @@ def test_logging_that_fails_ends_no_training(fitter, tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="logging failed .ZeroDivisionError: division by zero.; training goes on without a log"):
         history = fit(fitter, RankZeroLogger(1, jsonl=tmp_path / "log"))
     assert history.epoch == [0, 1]
+
+
+def test_a_missing_tensorboard_is_named_before_training(fitter, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
+    before = fitter.get_weights()
+    with pytest.raises(ImportError, match=r"needs the package tensorboard.*\n.*pip install tensorboard"):
+        fit(fitter, RankZeroLogger(tensorboard=tmp_path / "board"))
+    np.testing.assert_equal(fitter.get_weights(), before)
 
 
 def test_wrong_arguments_are_named(fitter, tmp_path):

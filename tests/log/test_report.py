@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keras_mirror.cli import main
@@ -137,6 +137,8 @@ def test_thinning_keeps_order_and_extremes(values):
 
 
 @given(st.lists(st.floats(-1e30, 1e30) | st.sampled_from([math.nan]), min_size=1, max_size=20), st.booleans(), st.booleans())
+@example([1.5, 2.2e-308, 4e12], True, False)
+@example([5e-324, 1e-290, 0.98], True, True)
 def test_every_chart_can_be_drawn(values, logarithmic, from_zero):
     if not any(math.isfinite(value) for value in values):
         values.append(1.0)
