@@ -31,7 +31,17 @@ def test_a_stateful_rnn_is_refused_before_training() -> None:
     def stateful() -> keras.Model:
         return keras.Sequential([layers.LSTM(2, stateful=True, batch_input_shape=(4, 3, 2), name="memory")])
 
-    model = MirroredFitter(stateful, devices="cpu:2")
+    # Keras says so itself, in a strategy's scope.
+    with pytest.raises(ValueError, match="Stateful RNNs"):
+        MirroredFitter(stateful, devices="cpu:2")
+
+    def made_so_later() -> keras.Model:
+        layer = layers.LSTM(2, batch_input_shape=(4, 3, 2), name="memory")
+        model = keras.Sequential([layer])
+        layer.stateful = True
+        return model
+
+    model = MirroredFitter(made_so_later, devices="cpu:2")
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"the layer 'memory' \(LSTM\) is stateful.*\n.*stateful=False"):
         model.fit(np.zeros((4, 3, 2)), np.zeros((4, 2)), batch_size=4, verbose=0)

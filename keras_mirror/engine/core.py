@@ -238,13 +238,13 @@ class Engine:
         own = generation.has_own_step(self.model, step_name)
         generation.check_model(self.model, self.replicas)
         with self.strategy.scope(), generation.dtype_policy(self.policy):
-            if not generation.is_built(self.model):
+            if not generation.is_built(self.model, step_name):
                 try:
                     if phase == "predict" and generation.is_compiled(self.model):
                         # There are no targets, from which losses and metrics would be built.
                         generation.trace_symbolically(self.model, generation.unpack(spec)[0])
                     else:
-                        generation.symbolic_build(self.model, spec)
+                        generation.symbolic_build(self.model, spec, step_name)
                 except Exception:
                     # A model with its own step may have no call() at all; its step is traced below.
                     if not own:

@@ -324,7 +324,7 @@ class Recipe:
                 continue
             metric, key, _ = found
             if id(metric) not in results:
-                results[id(metric)] = metric.result()
+                results[id(metric)] = generation.metric_result(metric)
             result = results[id(metric)]
             out.append(result if key is None else result[key])
         return keras.tree.pack_sequence_as(self._structure, out)

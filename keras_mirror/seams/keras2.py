@@ -310,6 +310,12 @@ def _update(bound: Callable[..., Any]) -> Callable[..., Any]:
     return seam
 
 
+def metric_result(metric: Any) -> Any:
+    """A metric's result, converted by AutoGraph as in Keras's own step."""
+    with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED):
+        return metric.result()
+
+
 def metric_variables(model: Any) -> list[Any]:
     """The variables of every metric of the model."""
     return [v for metric in model.metrics for v in metric.variables]
@@ -409,8 +415,9 @@ def is_optimizer(value: Any) -> bool:
 
 
 def optimizer_name(optimizer: Any) -> str:
-    """What an optimizer (or a metric) is called in messages."""
-    return str(getattr(optimizer, "_name", "") or optimizer.name)
+    """What an optimizer (or a metric) is called in messages; a LossScaleOptimizer has no name of its own."""
+    own = getattr(optimizer, "_name", "") or getattr(optimizer, "name", "")
+    return str(own or optimizer_name(optimizer.inner_optimizer))
 
 
 def titled(owner: Any) -> str:
@@ -687,8 +694,11 @@ def dtype_policy(name: str | None) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def is_built(model: Any) -> bool:
-    """Whether the model, its layers, and what compile made are all built."""
+def is_built(model: Any, step: str = "train_step") -> bool:
+    """Whether the model, its layers, and what compile made are all built, as far as it is Keras's own step that uses it.
+
+    A step of the user's builds compile's losses and metrics when it calls them; Keras logs what is built.
+    """
     if not all(layer.built for layer in sublayers(model)):
         return False
     if not is_compiled(model):
@@ -696,17 +706,18 @@ def is_built(model: Any) -> bool:
     optimizer = getattr(model, "optimizer", None)
     own = has_own_step(model, "train_step")
     return bool(
-        model.compiled_loss.built and model.compiled_metrics.built and (own or optimizer is None or is_optimizer_built(optimizer))
+        (has_own_step(model, step) or (model.compiled_loss.built and model.compiled_metrics.built))
+        and (own or optimizer is None or is_optimizer_built(optimizer))
     )
 
 
-def symbolic_build(model: Any, spec: Any) -> None:
+def symbolic_build(model: Any, spec: Any, step: str = "train_step") -> None:
     """Builds layers, losses, metrics and the optimizer from the specs of a batch, as the first step would."""
     x, y, _ = unpack(spec)
 
     def forward(x: Any, y: Any) -> None:
         outputs = model(x, training=True)
-        if is_compiled(model) and y is not None:
+        if is_compiled(model) and y is not None and not has_own_step(model, step):
             if not model.compiled_loss.built:
                 model.compiled_loss.build(outputs)
             if not model.compiled_metrics.built:

@@ -471,6 +471,11 @@ def loss_values(loss: Any, y_true: Any, y_pred: Any) -> Any:
     return loss.call(y_true, y_pred)
 
 
+def metric_result(metric: Any) -> Any:
+    """A metric's result, from the state of all replicas."""
+    return metric.result()
+
+
 def metric_variables(model: Any) -> list[Any]:
     """The variables of every metric of the model."""
     return list(model.metrics_variables)
@@ -499,8 +504,8 @@ def dtype_policy(name: str | None) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def is_built(model: Any) -> bool:
-    """Whether the model, its layers, and what compile made are all built."""
+def is_built(model: Any, step: str = "train_step") -> bool:
+    """Whether the model, its layers, and what compile made are all built; Keras 3 builds the same for every step."""
     return (
         all(layer.built for layer in model._flatten_layers())
         and (model._compile_metrics is None or model._compile_metrics.built)
@@ -509,7 +514,7 @@ def is_built(model: Any) -> bool:
     )
 
 
-def symbolic_build(model: Any, spec: Any) -> None:
+def symbolic_build(model: Any, spec: Any, step: str = "train_step") -> None:
     """Builds layers, losses, metrics and the optimizer from a batch of KerasTensors, as Keras does under a strategy.
 
     An error of the user's own code is raised as it is, without the two RuntimeErrors that Keras puts around it.

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import values
 
 from keras_mirror.seams import gate
 
 
 def install() -> None:
-    """`tf.GradientTape.gradient` (public, but replaced): inside a step it is seeded with the replica's weight and summed."""
+    """Replaces what a step needs of TensorFlow's own.
+
+    `tf.GradientTape.gradient` (public, but replaced): inside a step it is seeded with the replica's weight and summed.
+    """
     gate.gated(tf.GradientTape, "gradient", "gradient")
+    _tell_variables_apart()
+
+
+def _tell_variables_apart() -> None:
+    """Has a tf.function inside a step tell a distributed variable that it is given from another of the same shape and type.
+
+    Its trace holds the variables themselves, yet TensorFlow 2.15 to 2.21 calls two of them the same argument if shape and type
+    are equal, so that a call with the second one reads and writes the first.
+    """
+    kind = values.DistributedVariableTraceType
+    original = kind.__eq__
+    if hasattr(original, "_keras_mirror_original"):
+        return
+
+    @functools.wraps(original)
+    def same(self: Any, other: Any) -> bool:
+        found = bool(original(self, other))
+        return found and (gate.current() is None or self.distributed_variable is other.distributed_variable)
+
+    same._keras_mirror_original = original  # type: ignore[attr-defined]
+    kind.__eq__ = same
 
 
 def local_value(variable: Any, index: int) -> tf.Variable:

@@ -160,6 +160,23 @@ class RunningMean(layers.Layer):
         return inputs - before
 
 
+@tf.function
+def _weighted_sum(inputs: Any, weight: Any) -> Any:
+    return tf.reduce_sum(inputs * weight, axis=-1, keepdims=True)
+
+
+class TwoWeightsOneFunction(layers.Layer):
+    """Calls one tf.function with two weights of one shape: TensorFlow itself hands the second call the first one's trace."""
+
+    def build(self, shape: Any) -> None:
+        self.first = self.add_weight(name="first", shape=(shape[-1],), initializer="zeros")
+        self.second = self.add_weight(name="second", shape=(shape[-1],), initializer="ones")
+
+    def call(self, inputs: Any) -> Any:
+        weights = [w if callable(w.value) else w.value for w in (self.first, self.second)]  # the TensorFlow variables
+        return tf.concat([_weighted_sum(inputs, weight) for weight in weights], -1)
+
+
 def synchronised(**more: Any) -> layers.Layer:
     return layers.BatchNormalization(momentum=0.8, synchronized=True, **more)
 
@@ -212,6 +229,7 @@ STATE = [
         evaluate=True,
         replicas=(2, 3, 4),
     ),
+    row("layer-with-two-weights-to-one-tf.function", stack((3,), TwoWeightsOneFunction, lambda: layers.Dense(4, "tanh"))),
     row("layer-SpectralNormalization", stack((3,), lambda: layers.SpectralNormalization(layers.Dense(4, "tanh")))),
 ]
 
@@ -284,7 +302,7 @@ class Ragged(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.head = layers.Embedding(6, 3), layers.Dense(2)
-        self.embedding.build()
+        self.embedding.build((None,))
         self.head.build((None, 3))
 
     def call(self, inputs: Any) -> Any:

@@ -19,6 +19,7 @@ from keras.src.saving import serialization_lib
 from keras.src.trainers import compile_utils, data_adapters, epoch_iterator
 from keras.src.trainers import trainer as base_trainer
 from keras.src.trainers.data_adapters import array_data_adapter, array_slicing, data_adapter_utils
+from tensorflow.python.distribute import values
 
 from keras_mirror import seams
 from keras_mirror.engine import precision
@@ -30,6 +31,7 @@ LSO = keras.optimizers.LossScaleOptimizer
 # What a seam replaces: owner, name, the parameters that the replacement takes, the class or module that calls it.
 REPLACED = [
     (tf.GradientTape, "gradient", "self target sources output_gradients unconnected_gradients"),
+    (values.DistributedVariableTraceType, "__eq__", "self other"),
     (loss_module, "scale_loss_for_distribution", "value"),
     (loss_module, "unscale_loss_for_distribution", "value"),
     (loss_module, "reduce_weighted_values", "values sample_weight mask reduction dtype"),
