@@ -15,7 +15,6 @@ _TF_KERAS = ((2, 18), (2, 21))
 # What needs Keras 3, and what a user of Keras 2 can do instead.
 _NOT_ON_KERAS2 = {
     "SingleCopyCheckpoint": "Use keras.callbacks.ModelCheckpoint on the first worker (fitter.is_chief).",
-    "RankZeroLogger": "Use RankZero(keras.callbacks.CSVLogger(...)), which runs there.",
     "verify": 'Compare fit\'s logs and get_weights() of a run with devices="cpu:1" and of one on the replicas.',
     "EquivalenceReport": "It is what verify returns, which isn't there either.",
 }

@@ -1,5 +1,10 @@
 """MirroredFitter on Keras 2: what is refused before training, what comes out of a file, what stays the user's."""
 
+import importlib
+import importlib.util
+import json
+import pathlib
+
 import numpy as np
 import pytest
 import stack
@@ -183,3 +188,26 @@ def test_a_warmup_scales_each_update(family: str) -> None:
     assert float(model.optimizer.learning_rate.numpy()) == pytest.approx(0.1)
     model.fit(ones, ones, batch_size=24, verbose=0)
     assert -float(model.get_weights()[0][0, 0]) - lost[-1] == pytest.approx(0.1, rel=1e-5)
+
+
+def test_a_log_has_the_rates_in_effect(tmp_path: pathlib.Path) -> None:
+    """Of the optimizer inside a wrapper, of a schedule, of both families, and none where there is none."""
+    schedule = optimizers.schedules.PiecewiseConstantDecay([3], [0.1, 0.01])
+    wrapped = optimizers.LossScaleOptimizer(optimizers.legacy.SGD(schedule), initial_scale=8.0)
+    wanted: list[tuple[object, list[float]]] = [
+        (optimizers.SGD(schedule), [0.1] * 4 + [0.01] * 2),
+        (wrapped, [0.1] * 4 + [0.01] * 2),
+        (optimizers.legacy.SGD(0.1, decay=1.0), [0.1 / (1 + step) for step in range(6)]),
+    ]
+    if importlib.util.find_spec("tensorflow_addons") is not None:
+        tfa = importlib.import_module("tensorflow_addons")
+        wanted += [(tfa.optimizers.Lookahead(optimizers.legacy.SGD(0.2)), [0.2] * 6), (tfa.optimizers.COCOB(), [])]
+    for number, (optimizer, rates) in enumerate(wanted):
+        model = MirroredFitter(build, devices="cpu:2")
+        model.compile(optimizer, "mse")
+        path = tmp_path / f"{number}.jsonl"
+        logger = keras_mirror.RankZeroLogger(1, console=False, jsonl=path)
+        model.fit(X[:18], Y[:18], batch_size=3, verbose=0, callbacks=[logger])
+        steps = [each for each in map(json.loads, path.read_text().splitlines()) if each["event"] == "step"]
+        assert len(steps) == 6
+        assert [each["learning_rate"] for each in steps if "learning_rate" in each] == pytest.approx(rates)

@@ -14,7 +14,7 @@ from keras_mirror.checkpoint import settings
 from keras_mirror.checkpoint.files import Retention, Store
 from keras_mirror.checkpoint.run import Run
 from keras_mirror.checkpoint.settings import WHO
-from keras_mirror.seams import checkpoint3
+from keras_mirror.seams import running
 
 
 class SingleCopyCheckpoint(keras.callbacks.Callback):
@@ -139,13 +139,13 @@ class SingleCopyCheckpoint(keras.callbacks.Callback):
     def set_params(self, params: dict[str, Any] | None) -> None:
         """Opens the directory when a fit begins: before any callback's `on_train_begin`, which may empty files."""
         super().set_params(params)
-        fit = checkpoint3.running_fit()
+        fit = running.running_fit()
         if params and "epochs" in params and fit is not None and fit.epoch_iterator is not None:
             self._open(fit)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the second half of the callback at the end of the list, where it sees what all others have done."""
-        fit = checkpoint3.running_fit()
+        fit = running.running_fit()
         if fit is None:
             raise RuntimeError(f"{WHO}: called by a loop without a keras.callbacks.CallbackList.\nPut the callbacks into one.")
         run = self._run
@@ -157,7 +157,7 @@ class SingleCopyCheckpoint(keras.callbacks.Callback):
         last.set_params(self.params)
         fit.callbacks.callbacks.append(last)
 
-    def _open(self, fit: checkpoint3.RunningFit) -> Run:
+    def _open(self, fit: running.RunningFit) -> Run:
         found = [each for each in fit.callbacks.callbacks if isinstance(each, SingleCopyCheckpoint)]
         if len(found) > 1:
             raise ValueError(

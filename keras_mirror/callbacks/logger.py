@@ -11,7 +11,7 @@ from keras_mirror.checkpoint.workers import Workers
 from keras_mirror.engine.core import engine_of
 from keras_mirror.log import files
 from keras_mirror.log.fit import FitLog, Run
-from keras_mirror.seams import checkpoint3, logs3
+from keras_mirror.seams import log_seams, running
 from keras_mirror.seams.stack import keras
 
 WHO = files.WHO
@@ -85,10 +85,10 @@ class RankZeroLogger(keras.callbacks.Callback):
     def set_params(self, params: dict[str, Any] | None) -> None:
         """Leaves Keras's progress bar out where the user hasn't asked for it, and has batches' logs converted on demand only."""
         super().set_params(params)
-        fit = checkpoint3.running_fit()
+        fit = running.running_fit()
         if fit is not None and params and "epochs" in params:
-            logs3.make_lean(fit.callbacks)
-            logs3.silence(fit.callbacks)
+            log_seams.make_lean(fit.callbacks)
+            running.silence(fit)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks that the files can be written to, on the first worker; where one can't, all workers stop."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from keras_mirror.checkpoint import plain
-from keras_mirror.seams import checkpoint3, logs3
+from keras_mirror.seams import log_seams, running
 
 if TYPE_CHECKING:
     from keras_mirror.checkpoint.run import Run
@@ -24,7 +24,7 @@ def content_of(run: Run, value: float | None, arrays: dict[str, Any]) -> dict[st
         arrays: takes the arrays of the callbacks' state.
     """
     engine, cursor = run.engine, None if run.engine is None else run.engine.cursor
-    history = checkpoint3.history_of(run.fit.callbacks)
+    history = running.history_of(run.fit.callbacks)
     return {
         "keras": keras.__version__,
         "saved": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -39,7 +39,7 @@ def content_of(run: Run, value: float | None, arrays: dict[str, Any]) -> dict[st
         "monitor": run.settings.monitor if run.settings.keep_best else None,
         "monitor_value": value if value is not None and math.isfinite(value) else None,
         "data": None if cursor is None else cursor.position(run.batch, run.steps_per_execution, run.validating),
-        "logs": {name: _plainly(each) for name, each in logs3.plain_logs(run.logs).items()} if run.batch else {},
+        "logs": {name: _plainly(each) for name, each in log_seams.plain_logs(run.logs).items()} if run.batch else {},
         "history": None
         if history is None
         else {

@@ -14,7 +14,7 @@ from keras_mirror.checkpoint import formats, plain
 from keras_mirror.checkpoint.files import Checkpoint
 from keras_mirror.checkpoint.lock import Lock, Locked
 from keras_mirror.checkpoint.settings import WHO
-from keras_mirror.seams import checkpoint3, keras3
+from keras_mirror.seams import checkpoint3, keras3, running
 
 if TYPE_CHECKING:
     from keras_mirror.checkpoint.run import Run
@@ -191,7 +191,7 @@ class Resuming:
                 )
 
     def _restore_history(self, kept: dict[str, Any] | None) -> None:
-        history = checkpoint3.history_of(self._run.fit.callbacks)
+        history = running.history_of(self._run.fit.callbacks)
         if history is not None and kept is not None:
             history.epoch = plain.decode(kept["epoch"])
             history.history = plain.decode(kept["logs"])

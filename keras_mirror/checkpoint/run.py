@@ -17,7 +17,7 @@ from keras_mirror.checkpoint.snapshot import ModelState
 from keras_mirror.checkpoint.workers import Workers
 from keras_mirror.checkpoint.writer import Writer, system_error
 from keras_mirror.engine.core import engine_of
-from keras_mirror.seams import checkpoint3, position3
+from keras_mirror.seams import checkpoint3, position3, running
 
 
 class Run:
@@ -30,7 +30,7 @@ class Run:
         fit: the call of fit.
     """
 
-    def __init__(self, settings: Settings, model: Any, params: dict[str, Any], fit: checkpoint3.RunningFit) -> None:
+    def __init__(self, settings: Settings, model: Any, params: dict[str, Any], fit: running.RunningFit) -> None:
         self.settings = settings
         self.model = model
         self.params = params
@@ -70,7 +70,7 @@ class Run:
 
     def is_running(self) -> bool:
         """Whether the fit still runs: one that raised tells nobody."""
-        return not self._closed and checkpoint3.is_in_fit(self.fit.callbacks)
+        return not self._closed and running.is_in_fit(self.fit.callbacks)
 
     def open(self) -> None:
         """Takes the directory and decides where training goes on; before any callback's `on_train_begin`."""

@@ -18,7 +18,7 @@ from keras_mirror.log import console as consoles
 from keras_mirror.log import records
 from keras_mirror.log.files import WHO
 from keras_mirror.log.meter import Meter, Pace
-from keras_mirror.seams import checkpoint3, logs3
+from keras_mirror.seams import generation, log_seams, running
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -84,12 +84,12 @@ class FitLog:
         self._replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         self._gpus = records.gpus_of(strategy)
         self._memory = records.Memory(strategy)
-        self._rates = logs3.Rates(model)
-        running = checkpoint3.running_fit()
+        self._rates = log_seams.Rates(model)
+        fit = running.running_fit()
         self._batch_size = (
             self._engine.batch_size
             if self._engine is not None
-            else logs3.batch_size_of(None if running is None else running.epoch_iterator)
+            else log_seams.batch_size_of(None if fit is None else fit.epoch_iterator)
         )
         self.silent = False
         self._open_sinks: dict[str, Any] = {}
@@ -100,7 +100,7 @@ class FitLog:
         self._step_before, self._seconds_before = run.step, run.seconds
         self._skipped_before = self._skipped()
         self._counted: tuple[int, float] = (0, 0.0)
-        self._each = int(getattr(model, "steps_per_execution", 1) or 1)
+        self._each = generation.steps_per_execution(model)
         self.begun_at = 0
         self._epochs_took: list[float] = []
         # What a console draws from.

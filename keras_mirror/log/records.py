@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import keras_mirror
 from keras_mirror.engine.core import Engine
+from keras_mirror.seams import generation
 from keras_mirror.seams.stack import keras
 
 # A metric may return a tensor; a longer one isn't worth a line of a log.
@@ -72,7 +73,7 @@ def facts(model: Any, engine: Engine | None, params: dict[str, Any], strategy: A
         "workers": max(1, replicas // len(names)),
         "global_batch": batch,
         "steps_per_epoch": params.get("steps"),
-        "steps_per_execution": int(getattr(model, "steps_per_execution", 1) or 1),
+        "steps_per_execution": generation.steps_per_execution(model),
         "epochs": params.get("epochs"),
         "seed": None if engine is None else engine.seed,
         "precision": str(keras.config.dtype_policy().name) if engine is None or engine.policy is None else engine.policy,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# What a callback sets that takes a batch's logs as they are: tensors, still on their device.
+RAW_LOGS = "keras_mirror_takes_raw_logs"
+
 # Keras 2 converts logs unless a callback says that it takes tensors; both leave a hook out that nobody has overridden.
 _MARKS = ("_supports_tf_logs", "_chief_worker_only", "async_safe")
 

@@ -1,23 +1,17 @@
-"""Seams of checkpoints and of resuming (Keras 3.10 and 3.15): what Keras's saving visits, and where its fit stands."""
+"""Seams of checkpoints and of resuming (Keras 3.10 and 3.15): what Keras's saving visits, and where its fit goes on."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import inspect
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.backend.tensorflow import trainer as tf_trainer
-from keras.src.callbacks.callback_list import CallbackList
 from keras.src.optimizers import base_optimizer
 from keras.src.saving import saving_lib
 
@@ -152,58 +146,7 @@ def global_seed_state() -> Any:
     return None if generator is None else generator.state
 
 
-# -- the running fit -----------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class RunningFit:
-    """The call of Keras's fit that a callback is in.
-
-    Attributes:
-        callbacks: its CallbackList; a callback is told of its model, not of its list.
-        epoch_iterator: what feeds it; None where a loop of the user's own drives the callbacks.
-        has_validation: whether it validates; None where that isn't known.
-    """
-
-    callbacks: Any
-    epoch_iterator: Any = None
-    has_validation: bool | None = None
-
-
-_FIT = inspect.unwrap(tf_trainer.TensorFlowTrainer.fit).__code__
-
-
-def running_fit() -> RunningFit | None:
-    """The fit (or the CallbackList of a loop of the user's own) that is calling, found in the callers' frames."""
-    frame: FrameType | None = sys._getframe(1)
-    found = None
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if found is None and isinstance(owner, CallbackList):
-            found = RunningFit(owner)
-        if found is not None and frame.f_code is _FIT:
-            names = frame.f_locals
-            found.epoch_iterator = names.get("epoch_iterator")
-            found.has_validation = names.get("validation_data") is not None
-            break
-        frame = frame.f_back
-    return found
-
-
-def is_in_fit(callbacks: Any) -> bool:
-    """Whether a fit with this CallbackList runs now, in any thread. Keras tells no callback when fit raises."""
-    for frame in list(sys._current_frames().values()):
-        at: FrameType | None = frame
-        while at is not None:
-            if at.f_code is _FIT and at.f_locals.get("callbacks") is callbacks:
-                return True
-            at = at.f_back
-    return False
-
-
-def history_of(callbacks: Any) -> Any:
-    """The History callback of a CallbackList; None where it has none."""
-    return callbacks._history
+# -- where fit goes on ---------------------------------------------------------------------------------------------------
 
 
 def start_at_epoch(model: Any, epoch: int | None) -> None:

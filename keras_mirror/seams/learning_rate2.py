@@ -24,6 +24,7 @@ __all__ = [
     "attach",
     "attached",
     "base_rate_at",
+    "has_rate",
     "is_scalable",
     "optimizers_of",
     "release",
@@ -167,6 +168,15 @@ _READS_ITSELF = 'self._get_hyper("learning_rate",var_dtype)'
 
 def _has_update(owner: type) -> bool:
     return "_prepare_local" in vars(owner) or "_resource_apply_dense" in vars(owner)
+
+
+def has_rate(optimizer: Any) -> bool:
+    """Whether the optimizer has a learning rate: tensorflow-addons' COCOB has none."""
+    return (
+        "learning_rate" in optimizer._hyper
+        if isinstance(optimizer, _legacy.OptimizerV2)
+        else hasattr(optimizer, "_learning_rate")
+    )
 
 
 def base_rate_at(optimizer: Any, update: int) -> float:

@@ -14,8 +14,6 @@ from keras_mirror.seams import callbacks as callback_seams
 from keras_mirror.seams import keras3, learning_rate
 from keras_mirror.seams import tensorflow as tf_seams
 
-# What a callback sets that takes a batch's logs as they are: tensors, still on their device.
-RAW_LOGS = "keras_mirror_takes_raw_logs"
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end")
 
 
@@ -62,25 +60,13 @@ class _Dispatch:
             # Keras's empty hook of training calls the one that isn't named after it.
             empty = callback_seams.is_default(hook) and (old is None or callback_seams.is_default(getattr(callback, old, None)))
             if not empty:
-                self._hooks.append((hook, bool(getattr(callback, RAW_LOGS, False))))
+                self._hooks.append((hook, bool(getattr(callback, callback_seams.RAW_LOGS, False))))
 
 
 def plain_logs(logs: Any) -> dict[str, Any]:
     """A batch's logs as Keras hands them to callbacks: numbers where they can be. Waits for the device."""
     found: dict[str, Any] = python_utils.pythonify_logs(logs)
     return found
-
-
-def silence(callbacks: Any) -> None:
-    """Takes Keras's own progress bar out of a list that Keras made, where the user hasn't asked for one: `verbose="auto"`.
-
-    Keras adds its bar at the end; one of the user's own stands before Keras's History.
-    """
-    bar = callbacks._progbar
-    asked = callbacks.params.get("verbose") != "auto" if callbacks.params else True
-    if not asked and bar is not None and callbacks.callbacks and callbacks.callbacks[-1] is bar:
-        callbacks.callbacks.remove(bar)
-        callbacks._progbar = None
 
 
 class Rates:

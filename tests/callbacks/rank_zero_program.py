@@ -14,7 +14,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()  # Before anything else t
 
 import keras  # noqa: E402
 
-from keras_mirror import RankZero, get_logger, rank_zero_only  # noqa: E402
+from keras_mirror import RankZero, RankZeroLogger, get_logger, rank_zero_only  # noqa: E402
 
 KERAS_2 = keras.__version__.startswith("2")
 folder, worker = sys.argv[1], int(sys.argv[2])
@@ -121,11 +121,8 @@ out["slower_in_batch"] = fit(RankZero(AtBatch(slower)))
 out["zeroed"] = fit(RankZero(AtEpoch(zero_weights)), epochs=2)
 out["failed_in_epoch"] = error(RankZero(AtEpoch(fail)))
 out["failed_in_batch"] = error(RankZero(AtTest(fail), decides="epoch"))
-if not KERAS_2:
-    from keras_mirror import RankZeroLogger
-
-    out["logger"] = fit(RankZeroLogger(1, jsonl=os.path.join(folder, "log.jsonl")))
-    out["cant_log"] = error(RankZeroLogger(1, jsonl=os.path.join(folder, "log.csv", "log.jsonl")))
+out["logger"] = fit(RankZeroLogger(1, jsonl=os.path.join(folder, "log.jsonl")))
+out["cant_log"] = error(RankZeroLogger(1, jsonl=os.path.join(folder, "log.csv", "log.jsonl")))
 normalized = True
 best = os.path.join(folder, "best.keras")
 stopping = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=9.0, restore_best_weights=True)

@@ -115,7 +115,6 @@ def test_statistics_of_all_workers(workers):
             assert (folder / "best.keras").exists()
 
 
-@pytest.mark.skipif(KERAS_2, reason="RankZeroLogger needs Keras 3")
 def test_the_logger_is_the_first_workers(workers):
     (first, second), _, folder = workers
     assert first["logger"] == second["logger"] == first["bare"]

@@ -15,7 +15,7 @@ from keras.src.optimizers import base_optimizer
 from keras.src.saving import saving_lib
 
 from keras_mirror.checkpoint import formats
-from keras_mirror.seams import checkpoint3, position3
+from keras_mirror.seams import checkpoint3, position3, running
 
 X, Y = tf.ones((10, 3)), tf.ones((10, 1))
 CALLED = [
@@ -113,11 +113,11 @@ class Looks(keras.callbacks.Callback):
 
     def set_params(self, params):
         super().set_params(params)
-        self.early = self.early or checkpoint3.running_fit()
+        self.early = self.early or running.running_fit()
 
     def on_train_begin(self, logs=None):
-        self.fit = checkpoint3.running_fit()
-        assert checkpoint3.is_in_fit(self.fit.callbacks)
+        self.fit = running.running_fit()
+        assert running.is_in_fit(self.fit.callbacks)
 
 
 @pytest.mark.parametrize("validation", [None, (X, Y)])
@@ -129,8 +129,8 @@ def test_the_running_fit_is_found_in_the_frames(validation):
         assert isinstance(found.epoch_iterator, tf_trainer.TFEpochIterator), "fit's epoch_iterator has another name"
         assert found.has_validation == (validation is not None)
     assert looks.early.callbacks is looks.fit.callbacks
-    assert not checkpoint3.is_in_fit(looks.fit.callbacks)
-    assert checkpoint3.history_of(looks.fit.callbacks) is model.history
+    assert not running.is_in_fit(looks.fit.callbacks)
+    assert running.history_of(looks.fit.callbacks) is model.history
 
 
 def test_a_callback_that_is_appended_in_on_train_begin_gets_every_hook_after_the_others():
@@ -147,7 +147,7 @@ def test_a_callback_that_is_appended_in_on_train_begin_gets_every_hook_after_the
         def on_train_begin(self, logs=None):
             added = Added()
             added.set_model(self.model)
-            checkpoint3.running_fit().callbacks.callbacks.append(added)
+            running.running_fit().callbacks.callbacks.append(added)
 
     class After(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
@@ -174,7 +174,7 @@ class Logs(keras.callbacks.Callback):
 def test_an_epoch_without_a_step_has_the_logs_that_it_is_given():
     class Passes(Logs):
         def on_train_begin(self, logs=None):
-            position3.pass_epoch(checkpoint3.running_fit().epoch_iterator, 0)
+            position3.pass_epoch(running.running_fit().epoch_iterator, 0)
             checkpoint3.use_logs_where_no_step_ran(self.model, {"loss": 5.0, "other": 7.0})
 
     passes, model = Passes(), dense_model()
@@ -189,7 +189,7 @@ def test_an_epoch_begins_after_the_batches_that_are_done(done, first):
 
     class Begins(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            iterator = checkpoint3.running_fit().epoch_iterator
+            iterator = running.running_fit().epoch_iterator
             position3.on_opening(iterator, lambda original: (opened.append(1), original())[1])
             position3.start_inside_epoch(iterator, done, 0, lambda steps: None)
 
