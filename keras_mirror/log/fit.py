@@ -19,6 +19,7 @@ from keras_mirror.log import records
 from keras_mirror.log.files import WHO
 from keras_mirror.log.meter import Meter, Pace
 from keras_mirror.seams import generation, log_seams, running
+from keras_mirror.seams.rates import Rates
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -84,7 +85,7 @@ class FitLog:
         self._replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         self._gpus = records.gpus_of(strategy)
         self._memory = records.Memory(strategy)
-        self._rates = log_seams.Rates(model)
+        self._rates = Rates(model)
         fit = running.running_fit()
         self._batch_size = (
             self._engine.batch_size

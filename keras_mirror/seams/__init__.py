@@ -4,7 +4,7 @@
 which generation runs. Each further room is there twice, with the same small functions, and is chosen once: `generation`
 (keras3, keras2), `data_seams` (data3, data2), `loss_scale` (loss_scale3, loss_scale2), `learning_rate` (learning_rate3,
 learning_rate2), `log_seams` (logs3, logs2), `position` (position3; None on Keras 2). `checkpoint3` is for Keras 3 alone;
-`running` and `callbacks` are for both. Outside a step of the engine every seam calls the original and nothing else.
+`running`, `rates` and `callbacks` are for both. Outside a step of the engine every seam calls the original and nothing else.
 """
 
 from typing import TYPE_CHECKING

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tensorflow as tf
@@ -30,33 +29,12 @@ def plain_logs(logs: Any) -> dict[str, Any]:
     return found
 
 
-class Rates:
-    """The learning rates of a model's optimizers, found once and read often; those without a rate (COCOB) are left out.
-
-    Args:
-        model: a compiled model.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        found = learning_rate2.optimizers_of(model)
-        self._optimizers = {name: each for name, each in found.items() if learning_rate2.has_rate(each)}
-
-    def in_effect(self) -> dict[str, float]:
-        """The rate of each optimizer's last update, by the attribute that holds the optimizer; the first before any.
-
-        A warmup's factor is in it. Waits for the device.
-        """
-        attached = learning_rate2.attached(self._model)
-        scaled = {} if attached is None else {id(each.optimizer): each.last for each in attached.rates}
-        out = {}
-        for name, optimizer in self._optimizers.items():
-            last = scaled.get(id(optimizer))
-            if last is None or math.isnan(last):
-                done = int(tf.convert_to_tensor(keras2.raw_iterations(optimizer)).numpy())
-                last = learning_rate2.base_rate_at(optimizer, max(done - 1, 0))
-            out[name] = last
-        return out
+def own_rate(optimizer: Any) -> float | None:
+    """The optimizer's own rate at its last update (the first before any), without a warmup's factor; None where it has none."""
+    if not learning_rate2.has_rate(optimizer):
+        return None
+    done = int(tf.convert_to_tensor(keras2.raw_iterations(optimizer)).numpy())
+    return learning_rate2.base_rate_at(optimizer, max(done - 1, 0))
 
 
 def batch_size_of(data_handler: Any) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 from keras.src.utils import python_utils
 
 from keras_mirror.seams import callbacks as callback_seams
-from keras_mirror.seams import keras3, learning_rate
+from keras_mirror.seams import keras3, learning_rate3
 from keras_mirror.seams import tensorflow as tf_seams
 
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end")
@@ -69,37 +68,16 @@ def plain_logs(logs: Any) -> dict[str, Any]:
     return found
 
 
-class Rates:
-    """The learning rates of a model's optimizers, found once and read often.
-
-    Args:
-        model: a compiled model.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._optimizers = learning_rate.optimizers_of(model)
-
-    def in_effect(self) -> dict[str, float]:
-        """The rate of each optimizer's last update, by the attribute that holds the optimizer; the first before any.
-
-        A warmup's factor is in it. Waits for the device.
-        """
-        attached = learning_rate.attached(self._model)
-        scaled = {} if attached is None else {id(each.optimizer): each.last for each in attached.rates}
-        out = {}
-        for name, optimizer in self._optimizers.items():
-            last = scaled.get(id(optimizer))
-            rate = optimizer._learning_rate
-            if last is not None and not math.isnan(last):
-                out[name] = last
-            elif isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-                done = int(_local(keras3.raw_iterations(optimizer))) // keras3.accumulation_steps(optimizer)
-                out[name] = learning_rate.base_rate_at(optimizer, max(done - 1, 0))
-            else:
-                # Not the property, nor the distributed variable: each costs more than the rest of a line.
-                out[name] = float(_local(keras3.raw_variable(rate)))
-        return out
+def own_rate(optimizer: Any) -> float | None:
+    """The optimizer's own rate at its last update (the first before any), without a warmup's factor; None where it has none."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    if rate is None:
+        return None
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        done = int(_local(keras3.raw_iterations(optimizer))) // keras3.accumulation_steps(optimizer)
+        return learning_rate3.base_rate_at(optimizer, max(done - 1, 0))
+    # Not the property, nor the distributed variable: each costs more than the rest of a line.
+    return float(_local(keras3.raw_variable(rate)))
 
 
 def _local(variable: Any) -> Any:

@@ -51,24 +51,24 @@ def running_fit() -> RunningFit | None:
     while frame is not None:
         owner = frame.f_locals.get("self")
         if found is None and isinstance(owner, _LIST):
-            found = RunningFit(owner)
+            found = RunningFit(owner, verbose=(getattr(owner, "params", None) or {}).get("verbose"))
         if found is not None and frame.f_code is _FIT:
             names = frame.f_locals
             found.epoch_iterator = names.get(_FEEDER)
             found.has_validation = names.get("validation_data") is not None
-            found.verbose = _given_verbose(frame)
+            if _FEEDER == "data_handler":
+                found.verbose = _given_verbose(frame, found.verbose)
             break
         frame = frame.f_back
     return found
 
 
-def _given_verbose(frame: FrameType) -> Any:
+def _given_verbose(frame: FrameType, stated: Any) -> Any:
     """Keras 2 puts a number in the place of "auto" at once; the function around fit (it filters tracebacks) has what it was."""
     around = frame.f_back.f_locals if frame.f_back is not None else {}
-    if _FEEDER == "data_handler" and isinstance(around.get("args"), tuple) and isinstance(around.get("kwargs"), dict):
-        given = _SIGNATURE.bind(*around["args"], **around["kwargs"])
-        return given.arguments.get("verbose", "auto")
-    return frame.f_locals.get("verbose")
+    if not isinstance(around.get("args"), tuple) or not isinstance(around.get("kwargs"), dict):
+        return stated
+    return _SIGNATURE.bind(*around["args"], **around["kwargs"]).arguments.get("verbose", "auto")
 
 
 def is_in_fit(callbacks: Any) -> bool:

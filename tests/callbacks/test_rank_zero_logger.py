@@ -17,6 +17,7 @@ from stack import GENERATION, keras, optimizers
 from keras_mirror import LossScaleMonitor, MirroredFitter, RankZero, RankZeroLogger
 from keras_mirror.log import console, files
 from keras_mirror.seams import log_seams
+from keras_mirror.seams.rates import Rates
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(100, 3)).astype("float32")
@@ -284,7 +285,7 @@ def test_a_full_disk_is_a_warning(fitter, tmp_path, monkeypatch):
 
 
 def test_logging_that_fails_ends_no_training(fitter, tmp_path, monkeypatch):
-    monkeypatch.setattr(log_seams.Rates, "in_effect", lambda self: 1 / 0)
+    monkeypatch.setattr(Rates, "in_effect", lambda self: 1 / 0)
     with pytest.warns(UserWarning, match="logging failed .ZeroDivisionError: division by zero.; training goes on without a log"):
         history = fit(fitter, RankZeroLogger(1, jsonl=tmp_path / "log"))
     assert history.epoch == [0, 1]

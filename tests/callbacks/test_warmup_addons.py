@@ -19,6 +19,9 @@ X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(24, 2)).astype("float32")
 
 
+_last: list[keras.Model] = []  # For MultiOptimizer, which is given layers.
+
+
 def cyclical(rate: float) -> Any:
     return tfa.optimizers.TriangularCyclicalLearningRate(rate, 4 * rate, step_size=4)
 
@@ -36,28 +39,32 @@ OPTIMIZERS: dict[str, Callable[[float], Any]] = {
     "Lookahead": lambda rate: tfa.optimizers.Lookahead(legacy.Adam(rate), sync_period=3),
     "MovingAverage": lambda rate: tfa.optimizers.MovingAverage(legacy.SGD(rate, momentum=0.9)),
     "SWA": lambda rate: tfa.optimizers.SWA(legacy.SGD(rate), start_averaging=2, average_period=2),
+    "MultiOptimizer": lambda rate: tfa.optimizers.MultiOptimizer(
+        [(legacy.Adam(rate), _last[0].layers[0]), (legacy.SGD(rate, momentum=0.5), _last[0].layers[1:])]
+    ),
     "schedule": lambda rate: legacy.SGD(cyclical(rate)),
 }
 
 
-def trained(optimizer: Any, devices: str, *callbacks: Any) -> tuple[list[Any], dict[str, Any]]:
+def trained(make: Callable[[], Any], *callbacks: Any) -> tuple[list[Any], dict[str, Any]]:
     keras.utils.set_random_seed(0)
 
     def build() -> keras.Model:
-        return keras.Sequential([keras.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(2)])
+        _last[:] = [keras.Sequential([keras.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(2)])]
+        return _last[0]
 
-    model = MirroredFitter(build, devices=devices)
-    model.compile(optimizer, "mse")
+    model = MirroredFitter(build, devices="cpu:2")
+    model.compile(make(), "mse")
     history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, callbacks=list(callbacks))
     return model.get_weights(), history.history
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_factor_multiplies_the_rate(name: str) -> None:
-    expected, _ = trained(OPTIMIZERS[name](0.03), "cpu:2")
-    plain, _ = trained(OPTIMIZERS[name](0.01), "cpu:2")
+    expected, _ = trained(lambda: OPTIMIZERS[name](0.03))
+    plain, _ = trained(lambda: OPTIMIZERS[name](0.01))
     warmup = LinearScalingWarmup(warmup_steps=3, scale=3.0, start_factor=3.0)
-    found, logs = trained(OPTIMIZERS[name](0.01), "cpu:2", warmup)
+    found, logs = trained(lambda: OPTIMIZERS[name](0.01), warmup)
     for one, two in zip(expected, found, strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-5, atol=1e-6)
     assert np.abs(found[0] - plain[0]).max() > 1e-4
@@ -68,4 +75,4 @@ def test_the_factor_multiplies_the_rate(name: str) -> None:
 @pytest.mark.parametrize("make", [tfa.optimizers.COCOB, lambda: tfa.optimizers.ConditionalGradient(0.9, lambda_=1.0)])
 def test_an_optimizer_without_a_rate_to_scale_is_refused_before_training(make: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="LinearScalingWarmup"):
-        trained(make(), "cpu:2", LinearScalingWarmup(warmup_steps=3, scale=3.0))
+        trained(make, LinearScalingWarmup(warmup_steps=3, scale=3.0))
