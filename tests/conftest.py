@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -13,6 +14,9 @@ from stack import clear_session, keras
 from keras_mirror import replicas
 
 replicas.device_names("cpu:4")
+
+# A shell starts what it runs with "&" with SIGINT ignored, and tests are about what it does.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test that needs another number of examples says so itself. The nightly profile: tox run -e nightly.
 for name, examples in (("ci", 200), ("nightly", 10_000)):
